@@ -31,8 +31,8 @@ class Counters:
       them all, whether cut or not.
     - `epochs_closed`: corrections and bonus tokens, which is one for each epoch that ended.
     - `windows_judged`: target passes after the prefill, those without a draft included.
-    - `verified_at[i]`, `reached_at[i]`, `accepted_at[i]`: windows that had a draft at position i; of
-      these, windows that kept all drafts before i; of these, windows that kept draft i too.
+    - `verified_at[i]`, `reached_at[i]`, `accepted_at[i]`: windows that had a draft at place i; of
+      these, windows that kept all drafts before it; of these, windows that kept it too.
     - `rollbacks`: settles that took rows back, by kind; `rollback_ms` wherever that time was spent.
     - `exact`: the passes ran in exact mode (same bits as plain decoding).
     """

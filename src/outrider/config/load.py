@@ -1,0 +1,120 @@
+"""Where settings come from: defaults < TOML file < environment < flags. Torch-free.
+
+The environment is read as `OUTRIDER_SECTION__KEY`, nested sections as
+`OUTRIDER_SPECULATIVE__VERIFY_WINDOW__DEPTH`. Keys and sections that do not exist are errors.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.config import keys
+from outrider.config.checks import check
+from outrider.config.run import RunConfig
+from outrider.config.values import parse
+from outrider.errors import ConfigError
+
+PREFIX = "OUTRIDER_"
+
+FLAGS: Mapping[str, str] = {
+    "--target": "target.path",
+    "--device": "target.device",
+    "--dtype": "target.dtype",
+    "--max-length": "target.max_length",
+    "--exact": "target.exact",
+    "--threads": "target.threads",
+    "--method": "speculative.method",
+    "--max-draft-tokens": "speculative.max_draft_tokens",
+    "--window": "speculative.verify_window.max_tokens",
+    "--depth": "speculative.verify_window.depth",
+    "--rollback": "state.rollback",
+    "--capacity": "state.capacity",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A checked configuration and, for every dotted key, where its value came from."""
+
+    config: RunConfig
+    origins: Mapping[str, str]
+
+
+def load(
+    file: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Loaded:
+    """Compose a configuration from all its sources.
+
+    `environment` None reads that of the process. `flags` maps flags (`--depth`) to values; None
+    values were not given. Raises ConfigError for unknown keys, wrong values and contradictions.
+    """
+    values: dict[str, object] = {}
+    origins = {key: "default" for key, _ in keys.flatten(RunConfig())}
+    variables = os.environ if environment is None else environment
+    for source in (_from_file(file), _from_environment(variables), _from_flags(flags or {})):
+        for key, value, origin in source:
+            _check_alone(key, value, origin)
+            values[key], origins[key] = value, origin
+    return Loaded(config=check(keys.build(values)), origins=origins)
+
+
+def _check_alone(key: str, value: object, origin: str) -> None:
+    """Raise the record's own error for this one value, with the place it came from."""
+    try:
+        keys.build({key: value})
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
+    if file is None:
+        return
+    origin = f"file {file}"
+    for key, value in _leaves(_read(file), origin):
+        yield key, value, origin
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"--config {file} cannot be read ({reason}): name a TOML file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} is not valid TOML ({error}): correct it.") from None
+
+
+def _leaves(table: dict[str, Any], origin: str, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        key = prefix + name
+        if key not in keys.sections():
+            keys.check_known(key, origin)
+            yield key, value
+        elif isinstance(value, dict):
+            yield from _leaves(value, origin, key + ".")
+        else:
+            raise ConfigError(f"{origin}: {key} = {value!r} is a section: write [{key}].")
+
+
+def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    sections = tuple(f"{PREFIX}{key.partition('.')[0].upper()}_" for key in keys.hints())
+    for name in sorted(variables):
+        if name.startswith(PREFIX) and ("__" in name or name.startswith(sections)):
+            key = name.removeprefix(PREFIX).lower().replace("__", ".")
+            origin = f"environment variable {name}"
+            keys.check_known(key, origin)
+            yield key, parse(keys.hints()[key], variables[name]), origin
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
+    for flag, value in flags.items():
+        if value is not None:
+            key = FLAGS[flag]
+            text = isinstance(value, str)
+            yield key, parse(keys.hints()[key], str(value)) if text else value, f"flag {flag}"

@@ -1,0 +1,102 @@
+"""The configuration of a run, composed of one frozen record per section. Torch-free.
+
+Each record checks its own fields when it is made, so a value that is out of range never exists;
+what contradicts another field is refused by `config.checks`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from outrider.config.values import check_fields
+from outrider.errors import ConfigError
+
+Method = Literal["off", "suffix", "ngram-cache"]
+METHODS: tuple[str, ...] = get_args(Method)
+NGRAM_METHODS = ("suffix", "ngram-cache")
+PLANNED_METHODS = (
+    "draft",
+    "suffix+draft",
+    "ngram-cache+draft",
+    "mtp",
+    "eagle3",
+    "dflash",
+    "dspark",
+    "auto",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetConfig:
+    """The authoritative model: a folder, `ID@REVISION` or "demo", and how it is run.
+
+    `exact` None means: on for the CPU, off elsewhere. `max_length` None means the model's own
+    context; `threads` None leaves the number of processor threads to torch.
+    """
+
+    path: str = "demo"
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    max_length: int | None = field(default=None, metadata={"low": 2})
+    exact: bool | None = None
+    threads: int | None = field(default=None, metadata={"low": 1, "high": 1024})
+
+    def __post_init__(self) -> None:
+        check_fields(self, "target")
+        if not self.path.strip():
+            raise ConfigError(
+                "target.path = '' is empty: name a model folder, a hub ID@REVISION or 'demo'."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyWindowConfig:
+    """Windows in flight: rows of one window, windows at once, or a budget of rows instead."""
+
+    max_tokens: int = field(default=8, metadata={"low": 1, "high": 1024})
+    depth: int = field(default=1, metadata={"low": 1, "high": 64})
+    runahead_tokens: int | None = field(default=None, metadata={"low": 1})
+
+    def __post_init__(self) -> None:
+        check_fields(self, "speculative.verify_window")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Who drafts and how much."""
+
+    method: Method = "suffix"
+    draft_model: str | None = None
+    ngram_fallback: Literal["none", "draft"] = "none"
+    max_draft_tokens: int | Literal["auto"] = field(
+        default="auto", metadata={"low": 0, "high": 1023}
+    )
+    min_probability: float = field(default=0.0, metadata={"low": 0.0, "high": 1.0})
+    verify_window: VerifyWindowConfig = field(default_factory=VerifyWindowConfig)
+
+    def __post_init__(self) -> None:
+        if self.method in PLANNED_METHODS:
+            raise ConfigError(
+                f"speculative.method = {self.method!r} is not built yet: use one of "
+                f"{', '.join(METHODS)}."
+            )
+        check_fields(self, "speculative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateConfig:
+    """How a state takes rejected rows back; `capacity` None lets the engine fit the windows."""
+
+    rollback: Literal["log", "snapshots", "checkpoint"] = "log"
+    capacity: int | None = field(default=None, metadata={"low": 1})
+
+    def __post_init__(self) -> None:
+        check_fields(self, "state")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that a run needs to start."""
+
+    target: TargetConfig = field(default_factory=TargetConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    state: StateConfig = field(default_factory=StateConfig)

@@ -1,0 +1,65 @@
+"""Settings that are fine alone and wrong together."""
+
+import pytest
+
+from outrider.config.checks import check
+from outrider.config.run import RunConfig, SpeculativeConfig, TargetConfig, VerifyWindowConfig
+from outrider.errors import ConfigError
+
+
+def refusal(**sections) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(RunConfig(**sections))
+    return str(caught.value)
+
+
+def fallback(**settings) -> str:
+    return refusal(speculative=SpeculativeConfig(ngram_fallback="draft", **settings))
+
+
+def test_what_is_consistent_passes_unchanged():
+    config = RunConfig(target=TargetConfig(device="cuda:1", exact=False))
+    assert check(config) is config
+
+
+def test_fallback_needs_an_ngram_method():
+    assert fallback(method="off", draft_model="demo-draft") == (
+        "speculative.ngram_fallback = 'draft' could never run: it needs an n-gram method, but "
+        "speculative.method = 'off'; for n-grams with a draft model behind them in one window "
+        "use speculative.method = 'suffix+draft'."
+    )
+
+
+def test_fallback_needs_a_draft_model():
+    assert "it needs speculative.draft_model, but none is set" in fallback()
+
+
+def test_fallback_needs_windows_in_flight():
+    found = fallback(draft_model="demo-draft")
+    assert "it needs windows in flight, but speculative.verify_window.depth = 1" in found
+    assert "'suffix+draft'" in found
+
+
+@pytest.mark.parametrize("window", [{"depth": 2}, {"runahead_tokens": 8}])
+def test_fallback_that_could_run_is_not_built_yet(window):
+    found = fallback(draft_model="demo-draft", verify_window=VerifyWindowConfig(**window))
+    assert found.startswith("speculative.ngram_fallback = 'draft' is not built yet")
+
+
+def test_draft_model_that_nothing_uses():
+    assert refusal(speculative=SpeculativeConfig(draft_model="demo-draft")) == (
+        "speculative.draft_model = 'demo-draft' would never be used by speculative.method = "
+        "'suffix': leave it out."
+    )
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:0", "cuda:x", "cuda:"])
+def test_unknown_device(device):
+    assert refusal(target=TargetConfig(device=device)) == (
+        f"target.device = {device!r} is not a device: use 'cpu', 'cuda' or 'cuda:N'."
+    )
+
+
+def test_exact_holds_on_the_cpu_only():
+    found = refusal(target=TargetConfig(device="cuda", exact=True))
+    assert found.startswith("target.exact = true cannot hold with target.device = 'cuda'")
