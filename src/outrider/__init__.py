@@ -1,0 +1,43 @@
+"""Lossless speculative decoding for hybrid and dense language models.
+
+The public names, loaded on first use: importing the package loads neither torch nor any other
+library. Their types are declared in `__init__.pyi`.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CheckpointError": "outrider.errors",
+    "Commit": "outrider.core_types",
+    "ConfigError": "outrider.errors",
+    "Context": "outrider.core_types",
+    "Draft": "outrider.core_types",
+    "Drafter": "outrider.draft.base",
+    "Needs": "outrider.core_types",
+    "OutriderError": "outrider.errors",
+    "RequestError": "outrider.errors",
+    "SamplingParams": "outrider.sampling.params",
+    "StageError": "outrider.errors",
+    "StateError": "outrider.errors",
+}
+
+__all__ = [
+    "__version__",
+    *_HOMES,
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name's module when the name is first asked for."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,17 @@
+"""Types of the public names, for type checkers; the package itself loads them on first use."""
+
+from outrider.core_types import Commit as Commit
+from outrider.core_types import Context as Context
+from outrider.core_types import Draft as Draft
+from outrider.core_types import Needs as Needs
+from outrider.draft.base import Drafter as Drafter
+from outrider.errors import CheckpointError as CheckpointError
+from outrider.errors import ConfigError as ConfigError
+from outrider.errors import OutriderError as OutriderError
+from outrider.errors import RequestError as RequestError
+from outrider.errors import StageError as StageError
+from outrider.errors import StateError as StateError
+from outrider.sampling.params import SamplingParams as SamplingParams
+
+__version__: str
+__all__: list[str]
