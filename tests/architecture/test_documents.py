@@ -1,0 +1,47 @@
+"""README and documents: the example runs, commands exist, links lead somewhere."""
+
+import ast
+import re
+
+import pytest
+
+from tests.architecture.source import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def python_examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_example_is_valid_and_short():
+    (example,) = python_examples()
+    ast.parse(example)
+    assert example.count("\n") <= 10
+
+
+def test_both_forms_of_each_first_command_are_given():
+    for name in ("demo", "test"):
+        assert f"make {name}" in README
+        assert f"python3 run.py {name}" in README
+
+
+def test_make_targets_are_commands_of_run_py():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.search(r"^TARGETS = (.*)$", makefile, re.MULTILINE)
+    assert targets is not None
+    names = set(re.findall(r'^    "([a-z-]+)": ', (ROOT / "run.py").read_text(), re.MULTILINE))
+    assert set(targets[1].split()) == names
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_to_files(path):
+    links = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_decision_is_listed():
+    folder = ROOT / "docs" / "decisions"
+    listed = set(re.findall(r"\]\((\d{4}-[^)]+)\)", (folder / "README.md").read_text()))
+    assert listed == {path.name for path in folder.glob("[0-9]*.md")}

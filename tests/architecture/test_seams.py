@@ -1,0 +1,88 @@
+"""Each external library behind one file, and side effects only where they belong."""
+
+import ast
+import sys
+
+import pytest
+
+from tests.architecture.source import PACKAGE, Source, called, imported, read, sources
+
+# Files or folders that may import a library; libraries that are not named here are refused.
+SEAMS = {
+    "click": ("cli/",),
+    "huggingface_hub": ("models/hub.py",),
+    "jinja2": ("models/",),
+    "rich": ("cli/",),
+    "safetensors": ("models/checkpoint.py",),
+    "tokenizers": ("models/tokenizer.py",),
+    "torch": ("",),
+    "typer": ("cli/",),
+}
+STANDARD = {*sys.stdlib_module_names, "outrider"}
+
+
+def seam_faults(source: Source) -> list[str]:
+    """Libraries that a file imports and may not."""
+    outside = imported(source) - STANDARD
+    return [
+        f"{source.path} imports {name}"
+        for name in sorted(outside)
+        if not source.path.startswith(SEAMS.get(name, ("\0",)))
+    ]
+
+
+def environment_faults(source: Source) -> list[str]:
+    """Reads of the process environment outside `config/`."""
+    names = {"environ", "environb", "getenv", "putenv"}
+    hits = [
+        node
+        for node in ast.walk(source.tree)
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names})
+    ]
+    return [f"{source.path}:{node.lineno}" for node in hits if source.part != "config"]
+
+
+def print_faults(source: Source) -> list[str]:
+    """Calls of `print`, and writes to the standard streams, outside `cli/`."""
+    hits = [
+        node.lineno
+        for node in ast.walk(source.tree)
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and called(node) == "print"
+        )
+        or (isinstance(node, ast.Attribute) and node.attr in {"stdout", "stderr"})
+    ]
+    return [f"{source.path}:{line}" for line in hits if source.part != "cli"]
+
+
+@pytest.mark.parametrize("find", [seam_faults, environment_faults, print_faults])
+def test_no_file_has_a_fault(find):
+    assert [fault for source in sources() for fault in find(source)] == []
+
+
+@pytest.mark.parametrize(
+    ("find", "code"),
+    [
+        (seam_faults, "def f():\n    import transformers"),
+        (seam_faults, "from safetensors.torch import load_file"),
+        (seam_faults, "import_module('tokenizers')"),
+        (environment_faults, "import os\nos.environ['A']"),
+        (environment_faults, "from os import getenv"),
+        (print_faults, "print('x')"),
+        (print_faults, "import sys\nsys.stderr.write('x')"),
+    ],
+)
+def test_a_planted_fault_is_found(tmp_path, find, code):
+    path = tmp_path / "planted.py"
+    path.write_text(code, encoding="utf-8")
+    assert len(find(read(path, tmp_path))) == 1
+
+
+def test_top_level_packages_export_nothing():
+    """A subpackage's `__init__` holds a docstring; only the top one has names."""
+    inits = [s for s in sources() if s.path.endswith("/__init__.py") and s.part != "demo"]
+    assert len(inits) > 5, PACKAGE
+    assert [s.path for s in inits if len(s.tree.body) != 1 or not ast.get_docstring(s.tree)] == []
