@@ -1,0 +1,1 @@
+"""Drafters that look the continuation up in the tokens at hand."""

@@ -1,0 +1,91 @@
+"""The suffix drafter: repeat what followed the longest match of the newest tokens.
+
+After prompt lookup decoding (Saxena 2023; Hugging Face's `prompt_lookup_num_tokens`) and
+SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), over one session's prompt and output.
+It knows tokens only, no model.
+
+* The match is the longest suffix of the context that occurred before, found by a suffix automaton.
+* Of several occurrences the most recent one is continued: in edited text the newest version is
+  the one that goes on. (The automaton may name an older one for a suffix that was never among the
+  16 longest ones; the draft is still a true continuation.)
+* The longer the match, the longer the draft: `growth` tokens for each matched token from
+  `min_match` on.
+* A continuation that reaches the newest token goes on with itself, so loops are drafted whole.
+* The optimistic suffix is matched, never indexed.
+* Memory is bounded: see `Generations`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.draft.lookup.automaton import SuffixAutomaton
+from outrider.draft.lookup.generations import Generations, check_observed
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixSettings:
+    """`min_match` tokens must match; `capacity` tokens are indexed at most."""
+
+    min_match: int = 2
+    growth: int = 2
+    capacity: int = 65_536
+
+    def __post_init__(self) -> None:
+        for key, least in (("min_match", 1), ("growth", 1), ("capacity", 2)):
+            value = getattr(self, key)
+            if value < least:
+                raise ConfigError(f"suffix drafter: {key} = {value} must be {least} or more.")
+
+
+class SuffixDrafter:
+    """Continues the longest repeated suffix of one session."""
+
+    name = "suffix"
+    needs = Needs()
+
+    def __init__(self, settings: SuffixSettings | None = None) -> None:
+        self._settings = settings or SuffixSettings()
+        self._index = Generations(SuffixAutomaton, self._settings.capacity)
+
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return what followed the longest match of `context`, shorter for short matches."""
+        check_observed(self.name, self._index.length, context)
+        matched, end = self._match(context.suffix)
+        if matched < self._settings.min_match:
+            return None
+        longest = self._settings.growth * (matched - self._settings.min_match + 1)
+        tokens = _continuation(context, end + 1, min(budget, longest))
+        return Draft(tokens=tokens, source=self.name)
+
+    def observe(self, commit: Commit) -> None:
+        """Index the committed tokens, in order."""
+        self._index.extend(self.name, commit)
+
+    def close(self) -> None:
+        """Drop the index."""
+        self._index = Generations(SuffixAutomaton, self._settings.capacity)
+
+    def _match(self, suffix: Sequence[int]) -> tuple[int, int]:
+        """Return the length of the longest match and where its earlier occurrence ends."""
+        index = self._index.current
+        state, matched, end = index.match, index.length[index.match], index.match_end
+        for token in suffix:
+            state, matched = index.follow(state, matched, token)
+            end = index.end[state]
+        return matched, end
+
+
+def _continuation(context: Context, start: int, count: int) -> tuple[int, ...]:
+    """Return `count` tokens of `context` from `start` on, repeated where the context ends."""
+    committed, suffix = context.committed, context.suffix
+    tokens = list(committed[start : start + count])
+    missing = count - len(tokens)
+    if missing:
+        skipped = max(0, start - len(committed))
+        tokens += suffix[skipped : skipped + missing]
+    period = len(tokens)
+    while len(tokens) < count:
+        tokens.append(tokens[-period])
+    return tuple(tokens)

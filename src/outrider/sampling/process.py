@@ -1,0 +1,155 @@
+"""From one row of logits to the distribution that a token is drawn from.
+
+Order: logit bias; repetition, presence and frequency penalty; temperature; top-k; top-p; min-p.
+The repetition penalty looks at prompt and output (as Hugging Face), presence and frequency at the
+output only (as OpenAI and vLLM). Filters are thresholds on the value: tokens tied with the last
+one kept are kept too, so the result depends on no sort order. Everything works on one row at a
+time and in a fixed order, so the bits of a row do not depend on its neighbours.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.errors import StageError
+from outrider.sampling.counts import TokenCounts
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import draw
+
+_NUCLEUS_HEAD = 1024
+"""How many of the largest entries are sorted before a whole vocabulary is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Probabilities `probs`, float64 [n], of the tokens `ids`, int64 [n] ascending.
+
+    `ids` None stands for the whole vocabulary.
+    """
+
+    probs: torch.Tensor
+    ids: torch.Tensor | None = None
+
+    def draw(self, uniform: float) -> int:
+        """Return the token that `uniform` in [0, 1) selects."""
+        index = draw(self.probs, uniform)
+        return index if self.ids is None else int(self.ids[index])
+
+    def dense(self, vocab: int) -> torch.Tensor:
+        """Return the probabilities over all tokens, float64 [vocab]."""
+        if self.ids is None:
+            return self.probs
+        return self.probs.new_zeros(vocab).index_copy_(0, self.ids, self.probs)
+
+    def _keep(self, mask: torch.Tensor) -> "Distribution":
+        """Return the entries where `mask` [n] holds, not normalised."""
+        kept = mask.nonzero().squeeze(-1)
+        return Distribution(
+            probs=self.probs[kept], ids=kept if self.ids is None else self.ids[kept]
+        )
+
+
+def adjusts(sampling: SamplingParams) -> bool:
+    """Whether `adjust` changes anything."""
+    return bool(sampling.logit_bias) or sampling.penalized
+
+
+def adjust(row: torch.Tensor, sampling: SamplingParams, counts: TokenCounts | None) -> torch.Tensor:
+    """Return `row` [vocab] with bias and penalties applied; `row` itself is never changed.
+
+    `counts` must stand at the row's own input token; it may be None without penalties. Raises
+    ConfigError if the bias names a token outside the vocabulary.
+    """
+    if sampling.logit_bias:
+        row = _biased(row, sampling)
+    if not sampling.penalized:
+        return row
+    assert counts is not None, "penalties need the counts of the tokens before the row"
+    everything, generated = counts.tables(len(row), row.device)
+    if sampling.repetition_penalty != 1.0:
+        row = _repetition(row, everything, sampling.repetition_penalty)
+    if sampling.presence_penalty:
+        row = row - sampling.presence_penalty * (generated > 0)
+    if sampling.frequency_penalty:
+        row = row - sampling.frequency_penalty * generated
+    return row
+
+
+def distribution(
+    row: torch.Tensor, sampling: SamplingParams, counts: TokenCounts | None
+) -> Distribution:
+    """Return what a token after `row` [vocab] is drawn from; temperature must be above 0.
+
+    Raises StageError if the row holds NaN or infinity where it decides.
+    """
+    row = adjust(row, sampling, counts)
+    largest = _finite_max(row)
+    ids = _top_k(row, sampling.top_k)
+    kept = row if ids is None else row[ids]
+    found = Distribution(probs=_softmax(kept, largest, sampling.temperature), ids=ids)
+    if sampling.top_p < 1.0:
+        found = _renormalized(found._keep(found.probs >= _nucleus_cut(found.probs, sampling.top_p)))
+    if sampling.min_p > 0.0:
+        cut = sampling.min_p * found.probs.max()
+        found = _renormalized(found._keep(found.probs >= cut))
+    return found
+
+
+def probabilities(
+    row: torch.Tensor, sampling: SamplingParams, counts: TokenCounts | None
+) -> torch.Tensor:
+    """Return `distribution` as float64 [vocab], filtered tokens at 0."""
+    return distribution(row, sampling, counts).dense(len(row))
+
+
+def _biased(row: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    sampling.check_vocabulary(len(row))
+    ids = torch.tensor(list(sampling.logit_bias), device=row.device)
+    bias = torch.tensor(list(sampling.logit_bias.values()), device=row.device, dtype=row.dtype)
+    return row.index_add(0, ids, bias)
+
+
+def _repetition(row: torch.Tensor, everything: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Divide seen tokens' positive logits by `penalty`, multiply their negative ones by it."""
+    penalized = torch.where(row > 0, row / penalty, row * penalty)
+    return torch.where(everything > 0, penalized, row)
+
+
+def _top_k(row: torch.Tensor, k: int) -> torch.Tensor | None:
+    """Return the ids, ascending, of the `k` largest logits and their ties; None for all."""
+    if k == 0 or k >= len(row):
+        return None
+    least = row.topk(k).values[-1]
+    return (row >= least).nonzero().squeeze(-1)
+
+
+def _softmax(row: torch.Tensor, largest: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Softmax in float64; the maximum goes first, so a tiny temperature cannot overflow."""
+    return torch.softmax((row.double() - largest.double()) / temperature, dim=-1)
+
+
+def _finite_max(row: torch.Tensor) -> torch.Tensor:
+    largest = row.max()
+    if not torch.isfinite(largest):
+        raise StageError(
+            f"the largest logit of a row is {float(largest)}: the target computed NaN or "
+            f"infinity; check the checkpoint and its dtype."
+        )
+    return largest
+
+
+def _nucleus_cut(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Return the smallest probability in the smallest set of likeliest tokens of mass `top_p`.
+
+    Sorts a head of the vocabulary first; the sums are the same as over all of it.
+    """
+    for size in (_NUCLEUS_HEAD, len(probs)):
+        head = probs.topk(min(size, len(probs))).values
+        reached = int((head.cumsum(0) < top_p).sum())
+        if reached < len(head):
+            return head[reached]
+    return head[-1]
+
+
+def _renormalized(found: Distribution) -> Distribution:
+    return Distribution(probs=found.probs / found.probs.sum(), ids=found.ids)

@@ -1,0 +1,35 @@
+"""Greedy verification: the target's token is the likeliest one, the lowest id among ties."""
+
+import torch
+
+from outrider.errors import StageError
+from outrider.sampling.counts import TokenCounts
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.process import adjust, adjusts
+from outrider.sampling.rng import Key
+from outrider.verify.rows import Rows, judge_in_turn
+
+
+def pick(rows: Rows, sampling: SamplingParams, key: Key, counts: TokenCounts | None) -> list[int]:
+    """See `verify.rows.Pick`. Without bias and penalties, one argmax over all rows, no copy.
+
+    Raises StageError if a row holds NaN.
+    """
+    if not adjusts(sampling):
+        return _largest(rows.logits)
+
+    def judge(row: int) -> int:
+        return _largest(adjust(rows.logits[row], sampling, counts)[None])[0]
+
+    return judge_in_turn(rows, counts, judge)
+
+
+def _largest(logits: torch.Tensor) -> list[int]:
+    """Return the argmax of each row of `logits` [rows, vocab]; an argmax finds NaN if there is."""
+    ids = logits.argmax(-1, keepdim=True)
+    if logits.gather(-1, ids).isnan().any():
+        raise StageError(
+            "the target's logits hold NaN: no token can be picked; check the checkpoint and its "
+            "dtype."
+        )
+    return [int(token) for token in ids.squeeze(-1).tolist()]

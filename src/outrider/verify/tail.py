@@ -1,0 +1,116 @@
+"""What a session keeps where logits become tokens: settings, randomness, counts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.core_types import TokenLogprob, Window
+from outrider.errors import ConfigError, StageError
+from outrider.sampling.counts import TokenCounts
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import Key
+from outrider.verify import greedy, matching, rejection
+from outrider.verify.rows import Pick, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """The target's token after each wanted row, and its log-probability if asked for."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Tail:
+    """Picks the target's tokens for one session, window by window."""
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        history: Sequence[int] = (),
+        *,
+        prompt_len: int | None = None,
+        choice: int = 0,
+    ) -> None:
+        """Open a session whose prompt is the first `prompt_len` tokens of `history` (None: all).
+
+        `history` is copied, and only if penalties need it. `choice` tells apart the choices of
+        one request. Raises ConfigError if a seed is needed and missing (see `with_seed`).
+        """
+        if sampling.seed is None and not sampling.greedy:
+            raise ConfigError(
+                "seed = None cannot be sampled with: draw one for the request with "
+                "SamplingParams.with_seed() before it is opened."
+            )
+        self._sampling = sampling
+        self._key = Key(seed=sampling.seed or 0, choice=choice)
+        self._counts = TokenCounts(history, prompt_len=prompt_len) if sampling.penalized else None
+
+    def pick(self, window: Window, logits: torch.Tensor) -> Picked:
+        """Return the target's token after each wanted row of `window`.
+
+        `logits` [window.wanted, vocab]: the rows wanted, i.e. the window's last ones. Windows may
+        start anywhere up to the end of the history known so far: what lies behind the start is
+        forgotten first. Prefill windows need not be shown if the history held the prompt.
+        Raises StageError if the rows do not fit the window, StateError if tokens are missing.
+        """
+        unwanted = len(window.tokens) - window.wanted
+        if logits.ndim != 2 or len(logits) != window.wanted:
+            raise StageError(
+                f"window {window.id} wants {window.wanted} rows of logits and got shape "
+                f"{list(logits.shape)}; hand over the last rows only."
+            )
+        self._enter(window, unwanted)
+        if not window.wanted:
+            return Picked(tokens=())
+        rows = Rows(
+            logits=logits,
+            inputs=window.tokens[unwanted:],
+            position=window.start + unwanted + 1,
+            draft_probs=_draft_probs(window, unwanted),
+        )
+        tokens = self._verifier(rows)(rows, self._sampling, self._key, self._counts)
+        return Picked(tokens=tuple(tokens), logprobs=self._logprobs(logits, tokens))
+
+    def cut(self, length: int) -> None:
+        """Forget the tokens at `length` and behind, as when a state settles there."""
+        if self._counts is not None:
+            self._counts.cut(length)
+
+    def _enter(self, window: Window, unwanted: int) -> None:
+        """Let the counts end right before the first wanted row's input."""
+        if self._counts is not None:
+            self._counts.cut(window.start)
+            self._counts.extend(window.tokens[:unwanted])
+
+    def _verifier(self, rows: Rows) -> Pick:
+        if self._sampling.greedy:
+            return greedy.pick
+        return matching.pick if rows.draft_probs is None else rejection.pick
+
+    def _logprobs(self, logits: torch.Tensor, tokens: list[int]) -> tuple[TokenLogprob, ...]:
+        top = self._sampling.logprobs
+        if top is None:
+            return ()
+        return tuple(_logprob(row, token, top) for row, token in zip(logits, tokens, strict=True))
+
+
+def _draft_probs(window: Window, unwanted: int) -> torch.Tensor | None:
+    """Return the distributions [wanted - 1, vocab] of the drafts that the wanted rows judge."""
+    if window.draft_probs is None:
+        return None
+    if not isinstance(window.draft_probs, torch.Tensor):
+        raise StageError(
+            f"window {window.id} carries draft_probs of type "
+            f"{type(window.draft_probs).__name__}; hand over a tensor [drafts, vocab]."
+        )
+    return window.draft_probs[unwanted:]
+
+
+def _logprob(row: torch.Tensor, token: int, top: int) -> TokenLogprob:
+    """Return the log-probability of `token` under the raw logits `row` [vocab]."""
+    logprobs = row.double().log_softmax(-1)
+    best = logprobs.topk(min(top, len(row)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return TokenLogprob(token=token, logprob=float(logprobs[token]), top=tuple(pairs))
