@@ -93,12 +93,12 @@ def check(arguments: list[str]) -> int:
     python = prepare(ALL_EXTRAS)
     scripts = python.parent
     steps = [
-        [str(scripts / "ruff"), "format", "--check", "--quiet", "."],
+        [str(scripts / "ruff"), "format", "--diff", "--quiet", "."],
         [str(scripts / "ruff"), "check", "--quiet", "."],
-        [str(scripts / "mypy"), "--no-error-summary"],
+        [str(scripts / "mypy")],
         [str(scripts / "lint-imports"), "--no-cache"],
     ]
-    failed = [" ".join(step[1:]) for step in steps if not passes(step)]
+    failed = [Path(step[0]).name for step in steps if not passes(step)]
     failed += changelog_faults(
         (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
         (ROOT / "src/outrider/__init__.py").read_text(encoding="utf-8"),
@@ -108,10 +108,13 @@ def check(arguments: list[str]) -> int:
 
 
 def passes(step: list[str]) -> bool:
-    """Whether a static check ends with status 0; its name is printed with the outcome."""
-    status = call(step)
-    print(f"check: {Path(step[0]).name} {'failed' if status else 'passed'}", flush=True)
-    return status == 0
+    """Whether a static check ends with status 0; what it said is printed only if it does not."""
+    done = subprocess.run(step, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        print(done.stdout.decode(errors="replace"), flush=True)
+    name = " ".join([Path(step[0]).name, *step[1:2]])
+    print(f"check: {name} {'failed' if done.returncode else 'passed'}", flush=True)
+    return done.returncode == 0
 
 
 def changelog_faults(changelog: str, package: str) -> list[str]:

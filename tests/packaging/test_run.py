@@ -221,16 +221,20 @@ def test_check_runs_every_step_and_reports_the_ones_that_fail(run, calls, monkey
     for name in ("CHANGELOG.md", "src/outrider/__init__.py"):
         (run.ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (run.ROOT / name).write_bytes((ROOT / name).read_bytes())
-    works = run.call
-    monkeypatch.setattr(run, "call", lambda argv, extra=None: works(argv) or int("mypy" in argv[0]))
+    steps = []
+    monkeypatch.setattr(run, "passes", lambda step: steps.append(step) or "mypy" not in step[0])
     assert run.main(["check"]) == 1
-    assert [Path(argv[0]).name for argv, _ in calls[-4:]] == [
-        "ruff",
-        "ruff",
-        "mypy",
-        "lint-imports",
-    ]
-    assert "check: mypy failed" in capsys.readouterr().out
+    assert [Path(step[0]).name for step in steps] == ["ruff", "ruff", "mypy", "lint-imports"]
+    assert capsys.readouterr().out == "check: failed: mypy\n"
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, ""), (1, "the reason\n\n")])
+def test_a_static_check_speaks_only_when_it_fails(run, capsys, status, said):
+    code = f"print('the reason'); raise SystemExit({status})"
+    assert run.passes([sys.executable, "-c", code]) is (status == 0)
+    outcome = "failed" if status else "passed"
+    name = Path(sys.executable).name
+    assert capsys.readouterr().out == f"{said}check: {name} -c {outcome}\n"
 
 
 def test_the_changelog_must_end_at_the_packages_version(run):
