@@ -98,7 +98,7 @@ def check(arguments: list[str]) -> int:
         [str(scripts / "mypy")],
         [str(scripts / "lint-imports"), "--no-cache"],
     ]
-    failed = [Path(step[0]).name for step in steps if not passes(step)]
+    failed = [title(step) for step in steps if not passes(step)]
     failed += changelog_faults(
         (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
         (ROOT / "src/outrider/__init__.py").read_text(encoding="utf-8"),
@@ -112,9 +112,14 @@ def passes(step: list[str]) -> bool:
     done = subprocess.run(step, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode != 0:
         print(done.stdout.decode(errors="replace"), flush=True)
-    name = " ".join([Path(step[0]).name, *step[1:2]])
-    print(f"check: {name} {'failed' if done.returncode else 'passed'}", flush=True)
+    print(f"check: {title(step)} {'failed' if done.returncode else 'passed'}", flush=True)
     return done.returncode == 0
+
+
+def title(step: list[str]) -> str:
+    """A check's name: the program and, where there is one, its subcommand."""
+    words = [Path(step[0]).stem, *step[1:2]]
+    return " ".join(word for word in words if not word.startswith("-"))
 
 
 def changelog_faults(changelog: str, package: str) -> list[str]:

@@ -225,7 +225,7 @@ def test_check_runs_every_step_and_reports_the_ones_that_fail(run, calls, monkey
     monkeypatch.setattr(run, "passes", lambda step: steps.append(step) or "mypy" not in step[0])
     assert run.main(["check"]) == 1
     assert [Path(step[0]).name for step in steps] == ["ruff", "ruff", "mypy", "lint-imports"]
-    assert capsys.readouterr().out == "check: failed: mypy\n"
+    assert capsys.readouterr().out.endswith("\ncheck: failed: mypy\n")
 
 
 @pytest.mark.parametrize(("status", "said"), [(0, ""), (1, "the reason\n\n")])
@@ -233,8 +233,7 @@ def test_a_static_check_speaks_only_when_it_fails(run, capsys, status, said):
     code = f"print('the reason'); raise SystemExit({status})"
     assert run.passes([sys.executable, "-c", code]) is (status == 0)
     outcome = "failed" if status else "passed"
-    name = Path(sys.executable).name
-    assert capsys.readouterr().out == f"{said}check: {name} -c {outcome}\n"
+    assert capsys.readouterr().out == f"{said}check: {Path(sys.executable).stem} {outcome}\n"
 
 
 def test_the_changelog_must_end_at_the_packages_version(run):
