@@ -18,9 +18,14 @@ _HOMES = {
     "Needs": "outrider.core_types",
     "OutriderError": "outrider.errors",
     "RequestError": "outrider.errors",
+    "RunConfig": "outrider.config.run",
     "SamplingParams": "outrider.sampling.params",
+    "SpeculativeConfig": "outrider.config.run",
     "StageError": "outrider.errors",
+    "StateConfig": "outrider.config.run",
     "StateError": "outrider.errors",
+    "TargetConfig": "outrider.config.run",
+    "VerifyWindowConfig": "outrider.config.run",
 }
 
 __all__ = [

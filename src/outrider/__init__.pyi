@@ -1,5 +1,10 @@
 """Types of the public names, for type checkers; the package itself loads them on first use."""
 
+from outrider.config.run import RunConfig as RunConfig
+from outrider.config.run import SpeculativeConfig as SpeculativeConfig
+from outrider.config.run import StateConfig as StateConfig
+from outrider.config.run import TargetConfig as TargetConfig
+from outrider.config.run import VerifyWindowConfig as VerifyWindowConfig
 from outrider.core_types import Commit as Commit
 from outrider.core_types import Context as Context
 from outrider.core_types import Draft as Draft

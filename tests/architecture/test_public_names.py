@@ -18,9 +18,14 @@ PUBLIC = {
     "Needs",
     "OutriderError",
     "RequestError",
+    "RunConfig",
     "SamplingParams",
+    "SpeculativeConfig",
     "StageError",
+    "StateConfig",
     "StateError",
+    "TargetConfig",
+    "VerifyWindowConfig",
     "__version__",
 }
 
