@@ -1,0 +1,148 @@
+"""Distil drafters on the frozen target: the MTP layer and the draft model.
+
+Three quarters of the rows are text that the target wrote itself, the rest come from the training
+mix; the labels are the target's distributions.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from recipes.demo import corpus, fast_kernels, generate, heads, mix, model, parallel, tokens, train
+
+ROW_TOKENS = 2048
+OWN_TEXT = 0.75
+HARD_SHARE = 0.25
+
+
+def divergence(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Per-position loss [B, T]: KL to the target's distribution, and its greedy token's share."""
+    log_q = F.log_softmax(logits.float(), -1)
+    log_p = F.log_softmax(taught.float(), -1)
+    soft = (log_p.exp() * (log_p - log_q)).sum(-1)
+    hard = -log_q.gather(-1, taught.argmax(-1, keepdim=True)).squeeze(-1)
+    return (1 - HARD_SHARE) * soft + HARD_SHARE * hard
+
+
+def agreement(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Where the greedy tokens agree [B, T]."""
+    return logits.argmax(-1) == taught.argmax(-1)
+
+
+class MtpStudent(nn.Module):
+    """The MTP layer in training: one step, and with less weight a second one on its own output."""
+
+    def __init__(self, target: nn.Module, post_norm: bool) -> None:
+        super().__init__()
+        self.taught = heads.Taught(target)
+        self.mtp = heads.Mtp(target.config)
+        self.post_norm = post_norm
+
+    def step(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Hidden [B, T, H] with the tokens that follow it [B, T] -> MTP hidden [B, T, H]."""
+        base = self.taught.target.model
+        places = torch.arange(ids.shape[1])[None].expand(3, len(ids), -1)
+        return self.mtp(hidden, base.embed_tokens(ids), base.rotary_emb(hidden, places))
+
+    def outputs(self, ids: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Logits of both steps and what the target says at the same places."""
+        before, after, logits = self.taught.read(ids)
+        head = self.taught.target.lm_head
+        one = self.step((after if self.post_norm else before)[:, :-1], ids[:, 1:])
+        two = self.step(one[:, :-1], ids[:, 2:])
+        return [head(one), head(two)], [logits[:, 1:], logits[:, 2:]]
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean loss and agreement of the first step, per row [B]."""
+        (one, two), (taught_one, taught_two) = self.outputs(ids)
+        loss = divergence(one, taught_one).mean(1) + 0.3 * divergence(two, taught_two).mean(1)
+        return loss, agreement(one, taught_one).float().mean(1)
+
+
+class DraftStudent(nn.Module):
+    """The draft model in training."""
+
+    def __init__(self, target: nn.Module) -> None:
+        super().__init__()
+        self.taught = heads.Taught(target)
+        self.draft = model.build(model.draft_config())
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean loss and agreement per row [B]."""
+        taught = self.taught.read(ids)[2]
+        logits = self.draft(input_ids=ids, use_cache=False).logits
+        return divergence(logits, taught).mean(1), agreement(logits, taught).float().mean(1)
+
+
+def student(name: str, work: Path) -> nn.Module:
+    """The student of a run: "draft", "mtp" (after the final norm) or "mtp-before"."""
+    target = generate.load_target(work)
+    return DraftStudent(target) if name == "draft" else MtpStudent(target, name == "mtp")
+
+
+class Rows:
+    """Draws batches of about 2,048 tokens, one part at a time."""
+
+    def __init__(self, work: Path) -> None:
+        self.own: dict[str, list[torch.Tensor]] = {part: [] for part in mix.PARTS}
+        for file in sorted((work / "generated").glob("*.pt")):
+            shard = torch.load(file)
+            self.own[shard["part"]] += list(shard["ids"].long())
+        self.real = mix.Mix(tokens.load(work / "tokenizer.json"), corpus.load(), held_out=False)
+
+    def batch(self, seed: str) -> tuple[torch.Tensor, int]:
+        rng = random.Random(seed)
+        part = rng.randrange(len(mix.PARTS))
+        name = mix.PARTS[part]
+        if self.own[name] and rng.random() < OWN_TEXT:
+            size = len(self.own[name][0])
+            return torch.stack(rng.sample(self.own[name], round(ROW_TOKENS / size))), part
+        stage = mix.CURRICULUM[rng.choice((1, 2))]
+        return torch.tensor(
+            [self.real.row(rng, name, stage) for _ in range(ROW_TOKENS // stage.length)]
+        ), part
+
+
+def worker(
+    rank: int, net: nn.Module, shared: parallel.Shared, work: Path, name: str, minutes: float
+) -> None:
+    """Train one student until the time is up."""
+    torch.set_num_threads(1)
+    fast_kernels.install()
+    rows = Rows(work)
+    rates = parallel.Rates(matrices=4e-3, others=4e-3, decay=0.05, warmup=0.03, hold=0.3)
+    optimizer = parallel.ShardedOptimizer(net, shared, rank, rates)
+    step = parallel.resume(work / name, net, optimizer).get("step", 0)
+    progress = parallel.Progress(minutes, parallel.spent(work / name))
+    sums, saved, share = torch.zeros(3, 3), progress.spent, progress.tick()
+    while share < 1.0:
+        ids, part = rows.batch(f"{name}-{rank}-{step}")
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, agree = net(ids)
+        loss.mean().backward()
+        optimizer.step(share)
+        step += 1
+        sums[part] += torch.stack([loss.detach().mean(), agree.mean(), torch.ones(())])
+        share = parallel.common_clock(shared, rank, progress)
+        if rank == 0 and step % 50 == 0:
+            means = sums / sums[:, 2:].clamp(min=1)
+            text = " ".join(
+                f"{p}={m[0]:.3f}/{m[1]:.3f}" for p, m in zip(mix.PARTS, means, strict=True)
+            )
+            train.log(work, f"{name} step {step} {share:.3f} loss/agreement {text}")
+            sums.zero_()
+        if progress.spent - saved > train.SAVE_SECONDS or share >= 1.0:
+            saved = progress.spent
+            parallel.save(work / name, net, optimizer, {"step": step, "seconds": progress.spent})
+
+
+def run(work: Path, name: str, minutes: float, ranks: int) -> None:
+    """Distil, or go on distilling, one student with one or two processes."""
+    net = student(name, work)
+    shared = parallel.share(net, ranks)
+    torch.multiprocessing.spawn(worker, (net, shared, work, name, minutes), nprocs=ranks)

@@ -1,0 +1,93 @@
+"""Make the demo family: `python -m recipes.demo.make STEP --work DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+# Large tensors come and go every step; without this glibc returns them to the system each time.
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_TRIM_THRESHOLD_": "4000000000",
+    "MALLOC_TOP_PAD_": "200000000",
+}
+
+
+def manifest(args: argparse.Namespace) -> None:
+    """Rewrite the manifest from this interpreter's standard library."""
+    from recipes.demo import corpus
+
+    corpus.write_manifest(list(corpus.scan(corpus.library_root())))
+
+
+def tokenizer(args: argparse.Namespace) -> None:
+    """Train the tokenizer on the training files and structured text."""
+    from recipes.demo import corpus, structured, tokens
+
+    code = [source.text for source in corpus.load() if not source.held_out]
+    tokens.train([*code, *map(structured.document, range(1500))]).save(
+        str(args.work / "tokenizer.json")
+    )
+
+
+def target(args: argparse.Namespace) -> None:
+    """Train the target."""
+    from recipes.demo import train
+
+    train.run(args.work, args.minutes or 70)
+
+
+def text(args: argparse.Namespace) -> None:
+    """Let the target write the text that drafters are distilled on."""
+    from recipes.demo import generate
+
+    generate.run(args.work, args.minutes or 8)
+
+
+def mtp(args: argparse.Namespace) -> None:
+    """Train the MTP layer with the trunk frozen."""
+    from recipes.demo import distill
+
+    distill.run(args.work, "mtp", args.minutes or 12, args.processes)
+
+
+def mtp_before(args: argparse.Namespace) -> None:
+    """The same layer reading the hidden state before the final norm, for comparison only."""
+    from recipes.demo import distill
+
+    distill.run(args.work, "mtp-before", args.minutes or 3, args.processes)
+
+
+def draft(args: argparse.Namespace) -> None:
+    """Distil the draft model."""
+    from recipes.demo import distill
+
+    distill.run(args.work, "draft", args.minutes or 28, args.processes)
+
+
+STEPS = {
+    step.__name__: step for step in (manifest, tokenizer, target, text, mtp, mtp_before, draft)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("step", choices=STEPS)
+    parser.add_argument("--work", type=Path, default=Path("build/demo"))
+    parser.add_argument("--minutes", type=float, help="training time of this step in all")
+    parser.add_argument("--processes", type=int, default=2, choices=(1, 2))
+    args = parser.parse_args()
+    if not MALLOC.items() <= os.environ.items():
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "recipes.demo.make", *sys.argv[1:]],
+            {**os.environ, **MALLOC},
+        )
+    args.work.mkdir(parents=True, exist_ok=True)
+    STEPS[args.step](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Train the target on the mix; two processes, bf16 matrix products, fp32 weights."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from recipes.demo import corpus, fast_kernels, mix, model, parallel, tokens
+
+TOKENS_PER_RANK = 2048
+SAVE_SECONDS = 240
+
+
+def log(work: Path, line: str) -> None:
+    """One timestamped line to the training log."""
+    with (work / "train.log").open("a") as file:
+        file.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+
+
+def token_losses(net: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Cross entropy per position [B, T - 1] in nats."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = net(input_ids=ids[:, :-1], use_cache=False).logits
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    return loss.view(len(ids), -1)
+
+
+def validation(tokenizer: Any, sources: list[corpus.Source]) -> dict[str, torch.Tensor]:
+    """Held-out rows [8, 1024] of each part, always the same."""
+    held_out = mix.Mix(tokenizer, sources, held_out=True)
+    stage, rng = mix.CURRICULUM[-1], random.Random(1)
+    return {p: torch.tensor([held_out.row(rng, p, stage) for _ in range(8)]) for p in mix.PARTS}
+
+
+@torch.no_grad()
+def validate(net: nn.Module, rows: dict[str, torch.Tensor]) -> str:
+    """Mean held-out loss of each part."""
+    means = {
+        p: torch.cat([token_losses(net, pair).flatten() for pair in ids.split(2)]).mean()
+        for p, ids in rows.items()
+    }
+    return " ".join(f"{part}={float(value):.3f}" for part, value in means.items())
+
+
+class PartMeans:
+    """Running mean of the training loss by part."""
+
+    def __init__(self) -> None:
+        self.sums, self.counts = [0.0] * 3, [0] * 3
+
+    def add(self, losses: torch.Tensor, parts: torch.Tensor) -> None:
+        for loss, part in zip(losses.mean(1).tolist(), parts.tolist(), strict=True):
+            self.sums[part] += loss
+            self.counts[part] += 1
+
+    def take(self) -> str:
+        text = " ".join(
+            f"{name}={s / max(c, 1):.3f}"
+            for name, s, c in zip(mix.PARTS, self.sums, self.counts, strict=True)
+        )
+        self.sums, self.counts = [0.0] * 3, [0] * 3
+        return text
+
+
+def worker(rank: int, net: nn.Module, shared: parallel.Shared, work: Path, minutes: float) -> None:
+    """One of the two training processes."""
+    torch.set_num_threads(1)
+    fast_kernels.install()
+    tokenizer = tokens.load(work / "tokenizer.json")
+    sources = corpus.load()
+    rows = mix.Mix(tokenizer, sources, held_out=False)
+    held_out = validation(tokenizer, sources) if rank == 0 else {}
+    optimizer = parallel.ShardedOptimizer(net, shared, rank, parallel.Rates())
+    state = parallel.resume(work / "target", net, optimizer)
+    step, seen = state.get("step", 0), state.get("tokens", 0)
+    progress = parallel.Progress(minutes, state.get("seconds", 0.0))
+    means, saved, share = PartMeans(), progress.spent, progress.tick()
+    while share < 1.0:
+        stage = mix.stage_at(share)
+        ids, parts = rows.batch(f"{rank}-{step}", stage, TOKENS_PER_RANK // stage.length)
+        losses = token_losses(net, ids)
+        losses.mean().backward()
+        norm = optimizer.step(share)
+        step, seen = step + 1, seen + TOKENS_PER_RANK * shared.ranks
+        means.add(losses.detach(), parts)
+        share = parallel.common_clock(shared, rank, progress)
+        if rank == 0 and step % 25 == 0:
+            where = f"step {step} tokens {seen} {share:.3f} len {stage.length} norm {norm:.2f}"
+            log(work, f"{where} {means.take()}")
+        if progress.spent - saved > SAVE_SECONDS or share >= 1.0:
+            saved = progress.spent
+            state = {"step": step, "tokens": seen, "seconds": progress.spent}
+            parallel.save(work / "target", net, optimizer, state)
+            if rank == 0:
+                log(work, f"held-out after {seen} tokens: {validate(net, held_out)}")
+
+
+def run(work: Path, minutes: float) -> None:
+    """Train, or go on training, for `minutes` in all."""
+    net = model.build(model.target_config())
+    shared = parallel.share(net)
+    torch.multiprocessing.spawn(worker, (net, shared, work, minutes), nprocs=shared.ranks)
