@@ -156,11 +156,10 @@ def prepare(extras: tuple[str, ...]) -> Path:
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         create(venv)
-    stamp = venv / STAMP
-    wanted = {"fingerprint": fingerprint(), "extras": sorted(extras)}
-    if not satisfies(stamp, wanted):
+    stamp, digest = venv / STAMP, fingerprint()
+    if not satisfies(stamp, digest, extras):
         install(python, extras)
-        stamp.write_text(json.dumps(wanted), encoding="utf-8")
+        stamp.write_text(json.dumps({"fingerprint": digest, "extras": extras}), encoding="utf-8")
     return python
 
 
@@ -172,12 +171,11 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def satisfies(stamp: Path, wanted: dict[str, object]) -> bool:
+def satisfies(stamp: Path, digest: str, extras: tuple[str, ...]) -> bool:
     """Whether the last installation had the same files and at least the wanted extras."""
     try:
         found = json.loads(stamp.read_text(encoding="utf-8"))
-        same = bool(found["fingerprint"] == wanted["fingerprint"])
-        return same and set(wanted["extras"]) <= set(found["extras"])  # type: ignore[call-overload]
+        return bool(found["fingerprint"] == digest) and set(extras) <= set(found["extras"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
