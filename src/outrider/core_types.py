@@ -1,0 +1,128 @@
+"""The values that pass between target, drafter, stage and engine.
+
+Frozen records without behaviour beyond derived properties. Torch-free: where a record carries a
+tensor it is typed `object` here and documented with its shape, so that configuration, the window
+ledger and the command line can be imported without loading torch.
+
+Words (see docs/architecture.md): a state's *length* is the number of tokens it has consumed; the
+newest committed token is *pending*: emitted, consumed by nobody yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Tokens proposed to follow a context, best guess first in time.
+
+    `probs` is set only if the tokens were sampled: a float tensor [num_tokens, vocab] holding the
+    distribution that each token was truly drawn from. `confidence` is an estimate per token that
+    it is accepted given that its predecessors were.
+    """
+
+    tokens: tuple[int, ...]
+    source: str
+    probs: object | None = None
+    confidence: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A few rows for the target to run at an absolute position, in one pass.
+
+    `start` is authoritative: a state that is ahead settles there first. Positions below `floor`
+    are final and may be forgotten. The target's token is wanted for the last `wanted` rows.
+    The first window of an epoch holds the pending token and drafts (`opens_epoch`), later ones
+    hold drafts only and start where the last one ended. Prefill windows have `wanted` 0 or 1.
+    `draft_probs`, a tensor [len(tokens) - 1, vocab], accompanies sampled drafts (depth 1 only).
+    """
+
+    session: int
+    id: int
+    epoch: int
+    start: int
+    floor: int
+    tokens: tuple[int, ...]
+    wanted: int
+    opens_epoch: bool = True
+    draft_probs: object | None = None
+
+    @property
+    def end(self) -> int:
+        """Position after the last row."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Natural-log probability of the token picked for a row, with the `top` alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a stage answers to one window; a skipped window (voided epoch) has no tokens.
+
+    `tokens[i]` is the target's own token after the i-th wanted row, so a draft is accepted exactly
+    when it equals the reply of the row before it, whichever verifier picked the token.
+    `taps`: tensor [rows, sum of tapped widths] of the hidden states asked for, or None.
+    """
+
+    session: int
+    id: int
+    skipped: bool = False
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    taps: object | None = None
+    verify_ms: float = 0.0
+    rollback_ms: float = 0.0
+    rollback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a drafter may read: committed tokens (pending one included) and the optimistic suffix.
+
+    `committed` is the session's own growing list, not a copy: never kept, never changed by a
+    drafter. `suffix` holds drafts issued or queued but not committed: read, never indexed.
+    """
+
+    committed: Sequence[int]
+    suffix: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.committed) + len(self.suffix)
+
+    @property
+    def last(self) -> int:
+        """The token that the next draft follows."""
+        return self.suffix[-1] if self.suffix else self.committed[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Tokens that became final, told to every drafter once and in order, whoever drafted them.
+
+    `tokens[i]` stands at absolute position `position + i` of the context. The first commit of a
+    session is the prompt with the target's first token: position 0, and `tokens` holds all of it.
+    `features`, where taps were asked for, is a tensor [rows, width]; its last row is the hidden
+    state that produced the last token, and each row pairs with the token that follows it: row r
+    belongs to position `position + len(tokens) - 1 - rows + r`.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    accepted: int = 0
+    source: str | None = None
+    features: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter asks of the target: the layers to tap (0-based layer outputs)."""
+
+    taps: tuple[int, ...] = field(default=())

@@ -1,0 +1,25 @@
+"""One small hierarchy of errors; each message is one sentence with key, value, reason and fix."""
+
+
+class OutriderError(Exception):
+    """Anything that Outrider refuses or cannot do; the command line prints it and exits 1."""
+
+
+class ConfigError(OutriderError):
+    """A setting, flag or request field that is unknown, out of range or contradicts another."""
+
+
+class CheckpointError(OutriderError):
+    """A model, drafter or tokenizer file that is missing, damaged or does not fit."""
+
+
+class StateError(OutriderError):
+    """A sequence state was asked for something that it cannot do exactly."""
+
+
+class StageError(OutriderError):
+    """A stage died, hung or answered out of order."""
+
+
+class RequestError(OutriderError):
+    """A request that cannot be served: empty or too long a prompt, limits, a full queue."""

@@ -1,0 +1,111 @@
+"""Tensors of a Hugging Face folder, by name, with every one accounted for.
+
+safetensors only: pickle files can run code and are refused by name.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from outrider.errors import CheckpointError
+from outrider.models.hf_config import read_json
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+
+
+class Checkpoint:
+    """Open safetensors files of one folder. Use as a context manager; `take` marks a tensor used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        self._taken: set[str] = set()
+
+    def __enter__(self) -> "Checkpoint":
+        for path in _files(self.folder):
+            self._open(path)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = self._stack.enter_context(safe_open(path, framework="pt"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path.name} is named by {INDEX} but missing from {path.parent}; "
+                "fetch the checkpoint again."
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path} is not a whole safetensors file ({error}); fetch it again."
+            ) from None
+        self._files.update(dict.fromkeys(file.keys(), file))
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._files)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor `name` in `dtype`; its shape must be the one that the config implies."""
+        if name not in self._files:
+            raise CheckpointError(f"tensor {name} is missing from {self.folder}.")
+        try:
+            tensor: Tensor = self._files[name].get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"tensor {name} in {self.folder} is damaged ({error}).") from None
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {tuple(tensor.shape)}, but config.json implies {shape}."
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"tensor {name} holds {tensor.dtype}: quantised weights are not supported here."
+            )
+        self._taken.add(name)
+        return tensor.to(dtype)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Account for tensors that are deliberately not used."""
+        self._taken.update(names)
+
+    def finish(self) -> None:
+        """Raise if a tensor was neither taken nor left on purpose."""
+        rest = sorted(self.names - self._taken)
+        if rest:
+            shown = ", ".join(rest[:4]) + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
+            raise CheckpointError(
+                f"{self.folder} holds tensors that its config.json does not explain: {shown}."
+            )
+
+
+def _files(folder: Path) -> list[Path]:
+    if (index := folder / INDEX).exists():
+        weights = read_json(index).get("weight_map")
+        if not isinstance(weights, dict) or not weights:
+            raise CheckpointError(f"{index} has no weight_map.")
+        return [folder / name for name in sorted(set(weights.values()))]
+    if (single := folder / SINGLE).exists():
+        return [single]
+    for name in PICKLES:
+        if (folder / name).exists():
+            raise CheckpointError(
+                f"{folder} holds only {name}, a pickle file, which can run code when loaded; "
+                "convert it to safetensors first."
+            )
+    raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}.")

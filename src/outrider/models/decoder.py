@@ -1,0 +1,147 @@
+"""A decoder-only model, or a range of its layers, as a function of rows and states.
+
+The model holds weights only. Every sequence's memory comes in as an argument, so several sequences
+share one pass and several windows of one sequence can be in flight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.models.attention import AttentionLayer
+from outrider.models.config import ModelConfig
+from outrider.models.delta_net import DeltaLayer
+from outrider.models.pass_plan import PassPlan, Span, Tiles, plan_pass
+from outrider.ops.activation import silu
+from outrider.ops.linear import Linear
+from outrider.ops.norm import rms_norm
+from outrider.state.sequence import SequenceState
+from outrider.state.spec import AttentionSpec, DeltaSpec, Policy, StateSpec
+
+EMBEDDING_TAP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Gated feed-forward network: down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(silu(gate) * up)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Pre-norm residual layer: mixer over the sequence, then the feed-forward network."""
+
+    mixer: AttentionLayer | DeltaLayer
+    mlp: Mlp
+    mixer_norm: Tensor
+    mlp_norm: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
+        x = x + self.mixer(rms_norm(x, self.mixer_norm, self.eps), plan)
+        return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """Layers `first` .. of a model; a whole model has embedding, all layers, norm and head.
+
+    rope: cos and signed sin [max_length, rotary width]. norm: [hidden].
+    """
+
+    config: ModelConfig
+    first: int
+    layers: tuple[DecoderLayer, ...]
+    rope: tuple[Tensor, Tensor]
+    tiles: Tiles
+    dtype: torch.dtype
+    exact: bool
+    embedding: Tensor | None = None
+    norm: Tensor | None = None
+    head: Linear | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.rope[0].device
+
+    @property
+    def max_length(self) -> int:
+        return self.rope[0].shape[0]
+
+    def new_state(self, policy: Policy, capacity: int) -> SequenceState:
+        """An empty state for these layers."""
+        spec = self.state_spec(policy, capacity)
+        return SequenceState(spec, dtype=self.dtype, device=self.device)
+
+    def state_spec(self, policy: Policy, capacity: int) -> StateSpec:
+        kinds = self.config.layer_kinds[self.first : self.first + len(self.layers)]
+        return state_spec(self.config, kinds, policy, capacity, self.dtype.itemsize)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids int64 [N] to hidden states [N, hidden]."""
+        assert self.embedding is not None
+        return functional.embedding(tokens, self.embedding)
+
+    def run(
+        self, hidden: Tensor, spans: Sequence[Span], taps: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run rows [N, hidden] of `spans`, in order, through these layers; advance the states.
+
+        Returns the hidden states [N, hidden] behind the last layer and, where `taps` names layers
+        (output of layer i, -1 for the embedding's), their states side by side [N, taps * hidden].
+        """
+        attention = self.config.attention
+        group = attention.heads // attention.kv_heads
+        plan = plan_pass(spans, self.rope, group, attention.windows, self.tiles)
+        kept = {EMBEDDING_TAP: hidden} if EMBEDDING_TAP in taps else {}
+        for number, layer in enumerate(self.layers, self.first):
+            hidden = layer(hidden, plan)
+            if number in taps:
+                kept[number] = hidden
+        return hidden, torch.cat([kept[tap] for tap in taps], -1) if taps else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden] behind the last layer to fp32 logits [R, vocab]."""
+        assert self.norm is not None
+        assert self.head is not None
+        return self.head(rms_norm(hidden, self.norm, self.config.norm_eps)).float()
+
+
+def state_spec(
+    config: ModelConfig, kinds: Sequence[str], policy: Policy, capacity: int, element_bytes: int
+) -> StateSpec:
+    """The state that layers of `kinds` need; torch-free arithmetic on the config."""
+    attention, delta = config.attention, config.delta
+    num_attention, num_delta = kinds.count("attention"), kinds.count("delta")
+    return StateSpec(
+        attention=AttentionSpec(
+            layers=num_attention,
+            heads=attention.kv_heads,
+            width=attention.width,
+            element_bytes=element_bytes,
+        )
+        if num_attention
+        else None,
+        delta=DeltaSpec(
+            layers=num_delta,
+            key_heads=delta.key_heads,
+            value_heads=delta.value_heads,
+            key_width=delta.key_width,
+            value_width=delta.value_width,
+            channels=delta.channels,
+            taps=delta.taps,
+        )
+        if delta and num_delta
+        else None,
+        policy=policy,
+        capacity=capacity,
+    )

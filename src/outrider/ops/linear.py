@@ -1,0 +1,90 @@
+"""Linear layers whose rows have the same bits alone and among others.
+
+On the CPU a weight is packed once for oneDNN (the pieces that torch's own compiler uses when it
+freezes a model): eight rows then cost about 1.5 of one, where MKL doubles its cost at two rows.
+The operators have underscore names, so they are found by feature detection and `F.linear` stands
+behind them. docs/decisions/row-invariance.md has the measurements.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.ops.rows import pad_rows, padded_rows
+
+PACKED_FOR_ROWS = 8
+"""Row count that weights are packed for; see docs/decisions/row-invariance.md."""
+
+Kernel = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPlan:
+    """How a weight of one shape is multiplied: kernel name and row treatment."""
+
+    kernel: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.kernel}/{'each row' if self.rows == 0 else f'rows x{self.rows}'}"
+
+
+class Linear:
+    """y = x W^T + b for x [n, in], W [out, in], b [out] or None; result [n, out] in x's dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, plan: LinearPlan) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.plan = plan
+        self._kernel = _kernels()[plan.kernel](weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        multiple = self.plan.rows
+        if multiple == 1:
+            return self._kernel(x)
+        if multiple == 0:
+            return torch.cat([self._kernel(row) for row in x.split(1)])
+        num_rows = x.shape[0]
+        rows = padded_rows(num_rows, multiple)
+        return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
+
+
+def candidates(weight: Tensor, *, exact: bool) -> list[LinearPlan]:
+    """Plans worth trying for a weight, fastest first; the last one is invariant by construction."""
+    kernel = "packed" if _can_pack(weight) else "plain"
+    if not exact:
+        return [LinearPlan(kernel, 1)]
+    plans = [LinearPlan(name, rows) for name in (kernel, "plain") for rows in (1, 2, 4, 8)]
+    return [*plans, LinearPlan("plain", 0)]
+
+
+def _can_pack(weight: Tensor) -> bool:
+    ops = torch.ops.mkldnn
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(ops, "_reorder_linear_weight")
+        and hasattr(ops, "_linear_pointwise")
+    )
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Kernel:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
+    run = torch.ops.mkldnn._linear_pointwise
+
+    def apply(x: Tensor) -> Tensor:
+        result: Tensor = run(x, packed, bias, "none", [], "")
+        return result
+
+    return apply
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> Kernel:
+    return lambda x: functional.linear(x, weight, bias)
+
+
+def _kernels() -> dict[str, Callable[[Tensor, Tensor | None], Kernel]]:
+    return {"packed": _packed, "plain": _plain}

@@ -1,0 +1,23 @@
+"""Row treatments that make a kernel give a row the same bits alone and among others.
+
+Matrix kernels choose their inner loops by the number of rows. Padding the row count to a multiple
+keeps them in one family of loops. Which treatment is enough on this processor is measured, not
+assumed: `outrider.ops.selftest`.
+"""
+
+import torch
+from torch import Tensor
+
+RowTreatment = int
+"""Rows are padded to a multiple of this; 1 leaves them alone, 0 runs each row by itself."""
+
+
+def padded_rows(num_rows: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that holds `num_rows`."""
+    return -(-num_rows // multiple) * multiple
+
+
+def pad_rows(x: Tensor, rows: int) -> Tensor:
+    """Append zero rows to x [..., n, width] until it has `rows` rows."""
+    missing = rows - x.shape[-2]
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x

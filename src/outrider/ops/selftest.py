@@ -1,0 +1,174 @@
+"""Choosing, on this processor, the cheapest kernel that keeps a row's bits in any window.
+
+Nothing about a kernel is assumed. Each candidate runs the same rows alone and among others, and
+the first whose results are equal bit for bit is taken; the last candidate of every list runs rows
+one by one and is invariant by construction.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.ops import attention, delta
+from outrider.ops.linear import Linear, LinearPlan, candidates
+
+TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 128, 256)
+DISTINCT_ROWS = 8
+TILES = (1, 4, 8, 16)
+EACH_ROW = 0
+
+
+@dataclass(slots=True)
+class Kernels:
+    """What was chosen so far, by shape; passed along while a model loads and kept for reports."""
+
+    exact: bool
+    linear: dict[tuple[int, int, bool, torch.dtype], LinearPlan] = field(default_factory=dict)
+    attention_tile: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    delta_tile: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A linear layer under the plan for its shape, which is found at the first use."""
+        key = (*weight.shape, bias is not None, weight.dtype)
+        if key in self.linear:
+            return Linear(weight, bias, self.linear[key])
+        for plan in candidates(weight, exact=self.exact):
+            layer = Linear(weight, bias, plan)
+            if not self.exact or plan.rows == 0 or _linear_is_invariant(layer, weight):
+                break
+        self.linear[key] = layer.plan
+        return layer
+
+    def report(self) -> dict[str, str]:
+        """Chosen plans in words, for `outrider doctor` and `inspect`."""
+        lines = {
+            f"linear {out}x{inner} {str(dtype).removeprefix('torch.')}": str(plan)
+            for (out, inner, _, dtype), plan in self.linear.items()
+        }
+        lines |= {f"attention {key}": f"tile {tile}" for key, tile in self.attention_tile.items()}
+        return lines | {f"delta {key}": f"tile {tile}" for key, tile in self.delta_tile.items()}
+
+    def tile_for_attention(self, heads: int, group: int, width: int) -> int:
+        """Row multiple for attention of one shape; 0 means each row by itself."""
+        key = (heads, group, width)
+        if key not in self.attention_tile:
+            probe = AttentionProbe(heads, group, width)
+            self.attention_tile[key] = self._first(probe.is_invariant)
+        return self.attention_tile[key]
+
+    def tile_for_delta(self, key_heads: int, heads: int, key_width: int, width: int) -> int:
+        """Row multiple for the delta rule of one shape; 0 means each row by itself."""
+        key = (key_heads, heads, key_width, width)
+        if key not in self.delta_tile:
+            probe = DeltaProbe(key_heads, heads, key_width, width)
+            self.delta_tile[key] = self._first(probe.is_invariant)
+        return self.delta_tile[key]
+
+    def _first(self, passes: Callable[[int], bool]) -> int:
+        if not self.exact:
+            return 1
+        return next((tile for tile in TILES if passes(tile)), EACH_ROW)
+
+
+def _linear_is_invariant(layer: Linear, weight: Tensor) -> bool:
+    seed = torch.Generator().manual_seed(0)
+    rows = torch.randn(DISTINCT_ROWS, weight.shape[1], generator=seed).to(weight)
+    alone = torch.cat([layer(row) for row in rows.split(1)])
+    for count in TRIED_ROWS:
+        repeats = -(-count // DISTINCT_ROWS)
+        among = layer(rows.repeat(repeats, 1)[:count])
+        if not torch.equal(among, alone.repeat(repeats, 1)[:count]):
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProbe:
+    """Runs attention of one shape over random keys at several lengths and window widths."""
+
+    heads: int
+    group: int
+    width: int
+    starts: Sequence[int] = (0, 60, 200, 1100)
+    windows: Sequence[int] = (2, 3, 5, 8, 17, 33)
+
+    def is_invariant(self, tile: int) -> bool:
+        seed = torch.Generator().manual_seed(0)
+        shape = (1 + (max(self.starts) + max(self.windows)) // attention.PAGE, self.heads)
+        keys, values = torch.randn(
+            2, *shape, attention.PAGE, self.width, generator=seed
+        ).unbind()
+        q = torch.randn(max(self.windows), self.heads, self.group, self.width, generator=seed)
+        return all(self._agrees(q, keys, values, start, tile) for start in self.starts)
+
+    def _agrees(self, q: Tensor, keys: Tensor, values: Tensor, start: int, tile: int) -> bool:
+        def run(first: int, rows: int) -> Tensor:
+            at = start + first
+            bias = attention.causal_bias(at, rows, self.group, tile, None, q.device)
+            return attention.attend(q[first : first + rows], keys, values, at, bias)
+
+        alone = torch.cat([run(row, 1) for row in range(len(q))])
+        return all(
+            torch.equal(run(first, rows), alone[first : first + rows])
+            for rows in self.windows
+            for first in {0, len(q) - rows}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaProbe:
+    """Runs the delta rule of one shape over one chunk in windows of several widths."""
+
+    key_heads: int
+    heads: int
+    key_width: int
+    width: int
+    chunk: int = 32
+    windows: Sequence[int] = (2, 3, 5, 8, 13, 16, 31, 32)
+
+    def is_invariant(self, tile: int) -> bool:
+        alone = self._run([1] * self.chunk, tile)
+        return all(
+            torch.equal(self._run(self._cut(width), tile), alone) for width in self.windows
+        )
+
+    def _cut(self, width: int) -> list[int]:
+        full, rest = divmod(self.chunk, width)
+        return [width] * full + ([rest] if rest else [])
+
+    def _run(self, widths: Sequence[int], tile: int) -> Tensor:
+        seed = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=seed)
+
+        both = random(self.key_heads, 2, self.chunk, self.key_width)
+        both = both / both.norm(dim=-1, keepdim=True)
+        values = random(self.heads, self.chunk, self.width)
+        decay = -random(self.heads, self.chunk).abs() * 0.1
+        strength = random(self.heads, self.chunk).sigmoid()
+        base = random(self.heads, self.key_width, self.width)
+        log = (
+            torch.zeros(self.key_heads, self.chunk, self.key_width),
+            torch.zeros(self.heads, self.chunk, self.width),
+            torch.zeros(self.heads, self.chunk),
+        )
+        outputs, first = [], 0
+        for rows in widths:
+            part = slice(first, first + rows)
+            outputs.append(
+                delta.apply_rows(
+                    both[:, :, part].reshape(self.key_heads, 2 * rows, self.key_width),
+                    values[:, part],
+                    (decay[:, part], strength[:, part]),
+                    base,
+                    log,
+                    delta.visibility(first, rows, self.chunk, base.device),
+                    first,
+                    tile,
+                )
+            )
+            first += rows
+        return torch.cat(outputs, 1)

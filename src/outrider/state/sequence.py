@@ -1,0 +1,126 @@
+"""The state of one sequence: every layer's memory and one length.
+
+A state is an argument of a model pass, never a part of a model. `length` is the number of tokens
+consumed. A pass advances it; `settle` takes it back to what was kept. The one length serves all
+layers: no layer can be left behind.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import StateError
+from outrider.state.attention import AttentionState
+from outrider.state.delta import DeltaState
+from outrider.state.rollback import Rollback, rollback_for
+from outrider.state.spec import PAGE, StateSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A copy of the recurrent layers at `length`; attention truncates and needs none."""
+
+    length: int
+    recurrent: tuple[Tensor, ...]
+
+
+class SequenceState:
+    """Memory of one sequence under one rollback policy."""
+
+    def __init__(
+        self,
+        spec: StateSpec,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        place = torch.device(device)
+        self.spec = spec
+        self.length = 0
+        self.floor = 0
+        self._peak = 0
+        self.attention = AttentionState(spec.attention, dtype, place) if spec.attention else None
+        self.delta = DeltaState(spec, place) if spec.delta else None
+
+    def advance(self, rows: int, *, revocable: bool = True) -> None:
+        """Count `rows` rows that a pass is about to write.
+
+        Rows that are final, or whose way back is a checkpoint, are not `revocable`. Revocable rows
+        beyond the capacity are refused: they would overwrite what taking them back needs.
+        """
+        end = self.length + rows
+        if not revocable:
+            self.floor = end
+        elif self.rollback(end - self.floor) is Rollback.CHECKPOINT:
+            raise StateError(
+                f"{end - self.floor} rows above the floor exceed the rollback capacity of "
+                f"{self.spec.row_capacity}: take a checkpoint first or raise state.capacity."
+            )
+        self.length = end
+        self._peak = max(self._peak, end)
+        if self.attention:
+            self.attention.reserve(end)
+
+    def rollback(self, rows_in_flight: int) -> Rollback:
+        """Which way back applies when `rows_in_flight` rows above the floor may be rejected."""
+        return rollback_for(self.spec, rows_in_flight)
+
+    def raise_floor(self, floor: int) -> None:
+        """Declare positions below `floor` final; a floor never falls."""
+        if floor > self.length:
+            raise StateError(f"floor {floor} lies beyond the {self.length} tokens consumed.")
+        self.floor = max(self.floor, floor)
+
+    @property
+    def restorable(self) -> int:
+        """The lowest length that `settle` can go back to."""
+        if self.delta is None or self._peak == 0:
+            return 0
+        newest = (self._peak - 1) // self.spec.chunk
+        oldest = max(newest - self.spec.slots + 1, 0)
+        in_log = oldest * self.spec.chunk + 1 if oldest else 0
+        return max(in_log, self._peak - self.spec.row_capacity)
+
+    def settle(self, length: int) -> None:
+        """Keep the first `length` tokens; the rest never happened. Raises if it cannot."""
+        if length > self.length:
+            raise StateError(f"cannot keep {length} tokens: only {self.length} were consumed.")
+        if length < self.length and length < max(self.restorable, self.floor):
+            raise StateError(
+                f"cannot go back to {length} tokens: final below {self.floor}, restorable from "
+                f"{self.restorable} on (capacity {self.spec.row_capacity})."
+            )
+        self.length = length
+
+    def checkpoint(self) -> Checkpoint:
+        """Copy what truncation cannot bring back."""
+        return Checkpoint(self.length, self.delta.copy() if self.delta else ())
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Go back to a checkpoint of this state taken at a length that it still holds."""
+        if saved.length > self.length:
+            raise StateError(f"checkpoint at {saved.length} lies beyond length {self.length}.")
+        if self.delta:
+            self.delta.restore(saved.recurrent)
+        self.length = self.floor = self._peak = saved.length
+
+    def reset(self) -> None:
+        """Forget everything; storage is kept."""
+        self.length = self.floor = self._peak = 0
+        if self.delta:
+            self.delta.clear()
+
+    def nbytes(self) -> int:
+        """Bytes of tensor storage held now."""
+        return sum(part.nbytes() for part in (self.attention, self.delta) if part)
+
+    def check(self) -> None:
+        """Raise StateError if the bookkeeping contradicts itself (tests, idle checks)."""
+        if not 0 <= self.floor <= self.length <= self._peak:
+            raise StateError(
+                f"state is inconsistent: floor {self.floor}, length {self.length}, "
+                f"peak {self._peak}."
+            )
+        if self.attention and self.attention.keys.shape[1] * PAGE < self.length:
+            raise StateError(f"attention pages hold fewer than {self.length} positions.")

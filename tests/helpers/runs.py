@@ -1,0 +1,74 @@
+"""Running a decoder over token lists in tests."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.models.decoder import Decoder
+from outrider.models.load import LoadOptions, load_decoder
+from outrider.models.pass_plan import Span
+from outrider.ops.selftest import Kernels
+from outrider.state.sequence import SequenceState
+from tests.helpers.checkpoints import VOCAB, save_model
+
+
+def make_decoder(name: str, folder: Path, seed: int = 0) -> Decoder:
+    """A tiny random checkpoint of architecture `name`, loaded in exact mode."""
+    save_model(name, folder, seed)
+    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+
+
+def random_tokens(count: int, seed: int = 1) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+
+
+def run(
+    decoder: Decoder, state: SequenceState, tokens: Sequence[int], *, revocable: bool = True
+) -> Tensor:
+    """One pass over `tokens`; returns logits of every row."""
+    hidden = decoder.embed(torch.tensor(tokens))
+    hidden, _ = decoder.run(hidden, [Span(state, len(tokens), revocable=revocable)])
+    return decoder.logits(hidden)
+
+
+def step(decoder: Decoder, state: SequenceState, tokens: Iterable[int]) -> Tensor:
+    """One pass per token, each final: plain decoding."""
+    return torch.cat([run(decoder, state, [token], revocable=False) for token in tokens])
+
+
+def same_state(one: SequenceState, other: SequenceState) -> bool:
+    """Whether two states hold the same bits in everything that later rows can read."""
+    if one.length != other.length:
+        return False
+    length = one.length
+    equal = True
+    if one.attention and other.attention:
+        for mine, theirs in (
+            (one.attention.keys, other.attention.keys),
+            (one.attention.values, other.attention.values),
+        ):
+            flat = [t.transpose(2, 3).flatten(1, 2)[:, :length] for t in (mine, theirs)]
+            equal &= torch.equal(*flat)
+    if one.delta and other.delta and length:
+        equal &= all(torch.equal(a, b) for a, b in zip(live(one), live(other), strict=True))
+    return equal
+
+
+def live(state: SequenceState) -> list[Tensor]:
+    """The base, log rows and columns that the next row reads."""
+    delta, length = state.delta, state.length
+    assert delta is not None
+    chunk, rows = divmod(length - 1, delta.chunk)
+    slot, rows = chunk % delta.slots, rows + 1
+    held = delta.columns.shape[1]
+    columns = [(length - back) % held for back in range(1, min(delta.spec.taps, length + 1))]
+    return [
+        delta.bases[:, slot],
+        delta.keys[:, slot, :, :rows],
+        delta.corrections[:, slot, :, :rows],
+        delta.decays[:, slot, :, :rows],
+        delta.columns[:, columns],
+    ]
