@@ -13,9 +13,9 @@ from typing import Protocol
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _MAX_UNFINISHED = 3
-"""A character has at most 4 bytes, so at most 3 marks at the end can still become one."""
+"""A character has at most 4 bytes, so 3 of them at most can still become one."""
 _MAX_TAIL = 32
-"""More ids than this without a clean boundary are no text; their start is let go."""
+"""More ids than this without a clean boundary are no text: all but the last marks are final."""
 
 
 class Decoder(Protocol):
@@ -43,25 +43,30 @@ class Detokenizer:
     """Turns ids into text as soon as their characters are complete."""
 
     def __init__(self, tokenizer: Decoder, context: Sequence[int] = ()) -> None:
-        """`context`: ids before the output, some 5 of them, for tokenizers whose decoding of an
-        id depends on the ones before (a leading space, say)."""
+        """Start behind `context`: some 5 ids before the output, not part of it.
+
+        They matter to tokenizers that decode an id by the ones before (a leading space, say).
+        """
         self._tokenizer = tokenizer
         self._tail = list(context)
         text = self._decode(self._tail)
-        self._sent = _finished(text)
+        self._sent = text.rstrip(_UNFINISHED)
         self._boundary = len(self._tail) if self._sent == text else 0
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that `ids` complete."""
+        text = self._decode([*self._tail, *ids])
+        if text.endswith(_UNFINISHED) and len(ids) > 1:  # A clean boundary may lie inside.
+            return "".join([self.push((token,)) for token in ids])
         self._tail += ids
-        text = self._decode(self._tail)
-        finished = _finished(text)
+        patient = len(self._tail) <= _MAX_TAIL
+        finished = text.rstrip(_UNFINISHED) if patient else _but_one_character(text)
         piece = self._unsent(finished, clean=finished == text)
         if piece:
             self._sent = finished
         if piece and finished == text:
             self._forget()
-        elif len(self._tail) > _MAX_TAIL:
+        elif not patient:
             self._let_go()
         return piece
 
@@ -96,7 +101,7 @@ class Detokenizer:
     def _let_go(self) -> None:
         self._tail = self._tail[-_MAX_TAIL // 2 :]
         self._boundary = 0
-        self._sent = _finished(self._decode(self._tail))
+        self._sent = _but_one_character(self._decode(self._tail))
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids) if ids else ""
@@ -152,8 +157,8 @@ class TextStream:
         return Piece(text=text[:free], kept=kept)
 
 
-def _finished(text: str) -> str:
-    """Return `text` without the marks at its end that may still become a character."""
+def _but_one_character(text: str) -> str:
+    """Return `text` without the marks at its end that may be one character's bytes."""
     for _ in range(_MAX_UNFINISHED):
         text = text.removesuffix(_UNFINISHED)
     return text

@@ -43,6 +43,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the likeliest token is taken, so that no randomness is used."""
         return self.temperature == 0.0
 
     @property

@@ -16,7 +16,7 @@ from outrider.sampling.counts import TokenCounts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import draw
 
-_NUCLEUS_HEAD = 1024
+_NUCLEUS_HEADS = (1_024, 16_384)
 """How many of the largest entries are sorted before a whole vocabulary is."""
 
 
@@ -143,7 +143,7 @@ def _nucleus_cut(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
     Sorts a head of the vocabulary first; the sums are the same as over all of it.
     """
-    for size in (_NUCLEUS_HEAD, len(probs)):
+    for size in (*_NUCLEUS_HEADS, len(probs)):
         head = probs.topk(min(size, len(probs))).values
         reached = int((head.cumsum(0) < top_p).sum())
         if reached < len(head):

@@ -43,17 +43,24 @@ class Key:
 def draw(probs: torch.Tensor, uniform: float) -> int:
     """Return the index that `uniform` in [0, 1) selects from `probs` [n] by inverse CDF.
 
-    `probs` are weights >= 0 and need not sum to 1. The sum runs in float64 over the entries above
-    0 only, so an entry of 0 is never returned, whatever the rounding. Raises StageError if the
-    weights hold NaN or infinity or are all 0.
+    `probs` are weights >= 0 and need not sum to 1; the sum runs in float64. An entry of 0 is never
+    returned, whatever the rounding. Raises StageError if the weights hold NaN or infinity or are
+    all 0.
     """
-    support = probs.nonzero().squeeze(-1)
-    cumulative = probs[support].double().cumsum(0)
-    total = float(cumulative[-1]) if len(support) else 0.0
+    index = _select(probs, uniform)
+    if index < len(probs) and float(probs[index]) > 0.0:
+        return index
+    support = probs.nonzero().squeeze(-1)  # A sum rounded in parallel: leave the zeros out of it.
+    return int(support[min(_select(probs[support], uniform), len(support) - 1)])
+
+
+def _select(probs: torch.Tensor, uniform: float) -> int:
+    """Return the first index whose cumulative weight exceeds `uniform` of the total."""
+    cumulative = probs.double().cumsum(0)
+    total = float(cumulative[-1]) if len(probs) else 0.0
     if not 0.0 < total < float("inf"):
         raise StageError(
             f"cannot draw a token from weights that sum to {total}: the model's logits hold NaN "
             f"or infinity; check the checkpoint and its dtype."
         )
-    index = int(torch.searchsorted(cumulative, uniform * total, right=True))
-    return int(support[min(index, len(support) - 1)])
+    return int(torch.searchsorted(cumulative, uniform * total, right=True))

@@ -110,7 +110,8 @@ def _draft_probs(window: Window, unwanted: int) -> torch.Tensor | None:
 
 def _logprob(row: torch.Tensor, token: int, top: int) -> TokenLogprob:
     """Return the log-probability of `token` under the raw logits `row` [vocab]."""
-    logprobs = row.double().log_softmax(-1)
-    best = logprobs.topk(min(top, len(row)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return TokenLogprob(token=token, logprob=float(logprobs[token]), top=tuple(pairs))
+    best = row.topk(min(top, len(row)))
+    normalizer = row.logsumexp(-1)
+    values = (best.values - normalizer).tolist()
+    pairs = zip(best.indices.tolist(), values, strict=True)
+    return TokenLogprob(token=token, logprob=float(row[token] - normalizer), top=tuple(pairs))

@@ -1,0 +1,146 @@
+"""The suffix drafter against a brute-force longest match."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core_types import Commit, Context
+from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
+from outrider.errors import ConfigError, StateError
+
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=60)
+SUFFIX = st.lists(st.integers(0, 2), max_size=6)
+ANY_MATCH = SuffixSettings(min_match=1, growth=100)
+
+
+def drafter_for(committed: Sequence[int], settings: SuffixSettings = ANY_MATCH) -> SuffixDrafter:
+    drafter = SuffixDrafter(settings)
+    drafter.observe(Commit(position=0, tokens=tuple(committed)))
+    return drafter
+
+
+def longest_match(committed: Sequence[int], suffix: Sequence[int]) -> tuple[int, list[int]]:
+    """Return the longest match of the context's end and every place right behind it.
+
+    Occurrences lie in the committed tokens and end before the context does.
+    """
+    context = [*committed, *suffix]
+    for length in range(len(context) - 1, 0, -1):
+        newest = context[-length:]
+        last = len(committed) if suffix else len(committed) - 1
+        ends = [
+            end for end in range(length, last + 1) if list(committed[end - length : end]) == newest
+        ]
+        if ends:
+            return length, ends
+    return 0, []
+
+
+def repeated(context: Sequence[int], start: int, count: int) -> tuple[int, ...]:
+    """Copy from `start` on, the copies themselves included."""
+    tokens = list(context)
+    for offset in range(count):
+        tokens.append(tokens[start + offset])
+    return tuple(tokens[len(context) :])
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXT, SUFFIX)
+def test_the_draft_continues_the_most_recent_longest_match(
+    committed: list[int], suffix: list[int]
+) -> None:
+    draft = drafter_for(committed).propose(Context(committed, suffix), 8)
+    length, ends = longest_match(committed, suffix)
+    if length == 0:
+        assert draft is None
+    else:
+        assert draft is not None
+        assert draft.tokens == repeated([*committed, *suffix], ends[-1], 8)
+        assert draft.probs is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXT, st.integers(1, 4), st.integers(1, 3), st.integers(1, 12))
+def test_drafts_grow_with_the_match_up_to_the_budget(
+    committed: list[int], min_match: int, growth: int, budget: int
+) -> None:
+    drafter = drafter_for(committed, SuffixSettings(min_match=min_match, growth=growth))
+    draft = drafter.propose(Context(committed), budget)
+    length, _ = longest_match(committed, ())
+    if length < min_match:
+        assert draft is None
+    else:
+        assert draft is not None
+        assert len(draft.tokens) == min(budget, growth * (length - min_match + 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXT, st.lists(SUFFIX, max_size=4), st.integers(0, 1000))
+def test_an_optimistic_suffix_leaves_no_trace(
+    committed: list[int], suffixes: list[list[int]], seed: int
+) -> None:
+    asked, fresh = drafter_for(committed), drafter_for(committed)
+    for suffix in suffixes:
+        asked.propose(Context(committed, suffix), 4)
+    chance = random.Random(seed)
+    tokens = list(committed)
+    for _ in range(8):
+        commit = Commit(position=len(tokens), tokens=(chance.randrange(3),))
+        tokens += commit.tokens
+        for drafter in (asked, fresh):
+            drafter.observe(commit)
+        assert asked.propose(Context(tokens), 6) == fresh.propose(Context(tokens), 6)
+
+
+def test_commits_in_pieces_equal_one_commit() -> None:
+    chance = random.Random(3)
+    tokens = [chance.randrange(4) for _ in range(300)]
+    whole, pieces, position = drafter_for(tokens), SuffixDrafter(ANY_MATCH), 0
+    while position < len(tokens):
+        part = tuple(tokens[position : position + chance.randrange(1, 9)])
+        pieces.observe(Commit(position=position, tokens=part))
+        position += len(part)
+    assert whole.propose(Context(tokens), 9) == pieces.propose(Context(tokens), 9)
+
+
+def test_a_loop_is_drafted_beyond_the_newest_token() -> None:
+    tokens = [7, 1, 2, 1, 2]
+    draft = drafter_for(tokens).propose(Context(tokens), 7)
+    assert draft is not None
+    assert draft.tokens == (1, 2, 1, 2, 1, 2, 1)
+
+
+def test_a_repetitive_text_stays_cheap_and_right() -> None:
+    tokens = [5] * 2000
+    drafter = drafter_for(tokens, SuffixSettings())
+    draft = drafter.propose(Context(tokens), 16)
+    assert draft is not None
+    assert draft.tokens == (5,) * 16
+
+
+def test_old_tokens_are_forgotten_and_recent_ones_kept() -> None:
+    """With room for 40 tokens, at least the newest 20 are matched and none beyond 40."""
+    settings = SuffixSettings(min_match=2, growth=1, capacity=40)
+    for distance in (10, 20, 41, 200):
+        filler = [100 + index for index in range(distance - 5)]
+        tokens = [1, 2, 3, 4, 5, *filler, 1, 2]
+        draft = drafter_for(tokens, settings).propose(Context(tokens), 1)
+        found = None if draft is None else draft.tokens
+        assert found == ((3,) if distance <= 18 else None) or 18 < distance <= 40
+
+
+def test_a_missed_commit_is_refused() -> None:
+    drafter = drafter_for([1, 2])
+    with pytest.raises(StateError, match="seen 2 tokens and was told of tokens at position 3"):
+        drafter.observe(Commit(position=3, tokens=(1,)))
+    with pytest.raises(StateError, match="seen 2 tokens of 3 committed"):
+        drafter.propose(Context([1, 2, 3]), 4)
+
+
+@pytest.mark.parametrize("key", ["min_match", "growth"])
+def test_settings_are_checked(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = 0 must be 1 or more"):
+        SuffixSettings(**{key: 0})
