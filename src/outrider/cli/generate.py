@@ -1,0 +1,216 @@
+"""`outrider generate`: one prompt in, its continuation out."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, BadParameter, Exit, Option
+
+from outrider.cli.compare import compare, warm_up
+from outrider.cli.engine import Engine, Generation, open_engine
+from outrider.cli.flags import ChatFlags, RunFlags, SamplingFlags, with_flags
+from outrider.cli.prompt import conversation, prompt_text, read_messages
+from outrider.cli.request import Request
+from outrider.cli.terminal import OutputFile, end_line, put, say, table
+from outrider.config.show import lines
+from outrider.errors import ConfigError
+from outrider.telemetry.table import rows
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateFlags:
+    """What goes in and how the result comes out."""
+
+    prompt_file: Annotated[
+        Path | None, Option("--prompt-file", metavar="FILE", help="Read the prompt from a file.")
+    ] = None
+    output: Annotated[
+        Path | None,
+        Option("--output", metavar="FILE", help="Write the result to a file when it is complete."),
+    ] = None
+    chat: Annotated[
+        bool, Option("--chat", help="Take the prompt as a user's message, by the chat template.")
+    ] = False
+    messages: Annotated[
+        Path | None,
+        Option("--messages", metavar="FILE", help="JSON file of messages, with --chat."),
+    ] = None
+    json: Annotated[
+        bool, Option("--json", help="Print text, token ids, usage and timings as JSON.")
+    ] = False
+    stats: Annotated[bool, Option("--stats", help="Print a table of what happened.")] = False
+    compare: Annotated[
+        bool,
+        Option(
+            "--compare",
+            help="Decode plainly as well, check that the tokens are equal, print both speeds.",
+        ),
+    ] = False
+    print_config: Annotated[
+        bool, Option("--print-config", help="Print every setting and where it came from.")
+    ] = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One call of the command while it runs."""
+
+    flags: GenerateFlags
+    output: OutputFile | None
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def streams(self) -> bool:
+        """Whether text is printed as it comes."""
+        return self.output is None and not self.flags.json
+
+
+@with_flags(flags=GenerateFlags, chat_flags=ChatFlags, sampling_flags=SamplingFlags, run=RunFlags)
+def generate(
+    prompt: Annotated[
+        str | None, Argument(help='Text to continue; "-" or nothing reads standard input.')
+    ] = None,
+    *,
+    flags: GenerateFlags,
+    chat_flags: ChatFlags,
+    sampling_flags: SamplingFlags,
+    run: RunFlags,
+) -> None:
+    """Continue a prompt. Text goes to standard output, everything else to standard error."""
+    loaded = run.load()
+    if flags.print_config:
+        put("\n".join(lines(loaded)) + "\n")
+        return
+    _check_flags(flags, chat_flags)
+    if flags.compare and loaded.config.speculative.method == "off":
+        raise ConfigError(
+            "--compare with speculative.method = 'off' would compare plain decoding with itself: "
+            "choose a method that drafts."
+        )
+    sampling_flags.check()
+    source = _read_prompt(prompt, flags, chat_flags)
+    state = Run(flags=flags, output=OutputFile(flags.output) if flags.output else None)
+    with _opened(loaded.config, state) as engine:
+        request = _request(engine, source, chat_flags, sampling_flags)
+        _run(engine, request, state)
+
+
+def _check_flags(flags: GenerateFlags, chat_flags: ChatFlags) -> None:
+    """Raise a usage error for flags that would have no effect."""
+    chat_only = {
+        "--messages": flags.messages,
+        "--system": chat_flags.system,
+        "--enable-thinking": chat_flags.enable_thinking,
+    }
+    for name, value in chat_only.items():
+        if value is not None and not flags.chat:
+            raise BadParameter(f"{name} needs --chat")
+
+
+def _read_prompt(
+    prompt: str | None, flags: GenerateFlags, chat_flags: ChatFlags
+) -> str | list[dict[str, Any]]:
+    """The plain prompt, or with `--chat` the messages."""
+    if not flags.chat:
+        return prompt_text(prompt, flags.prompt_file)
+    messages = read_messages(flags.messages) if flags.messages else []
+    silent = flags.messages is not None and prompt is None and flags.prompt_file is None
+    user = None if silent else prompt_text(prompt, flags.prompt_file)
+    return conversation(chat_flags.system, messages, user)
+
+
+@contextmanager
+def _opened(config: Any, state: Run) -> Iterator[Engine]:
+    """The engine while it is in use; an output file that got nothing is not left behind."""
+    try:
+        engine = open_engine(config)
+        try:
+            yield engine
+        finally:
+            engine.close()
+    finally:
+        if state.output is not None:
+            state.output.discard()
+
+
+def _request(
+    engine: Engine,
+    source: str | list[dict[str, Any]],
+    chat_flags: ChatFlags,
+    sampling_flags: SamplingFlags,
+) -> Request:
+    prompt: str | Sequence[int]
+    if isinstance(source, str):
+        prompt = source
+    else:
+        thinking = chat_flags.enable_thinking
+        prompt = engine.tokenizer.encode_chat(source, enable_thinking=thinking)
+    return sampling_flags.request(prompt, engine.sampling_defaults)
+
+
+def _run(engine: Engine, request: Request, state: Run) -> None:
+    """Generate, deliver whatever came of it, and leave with the exit code that it deserves."""
+    if state.flags.compare:
+        warm_up(engine, request)
+    generation = request.start(engine)
+    try:
+        for piece in generation:
+            state.pieces.append(piece.text)
+            if state.streams:
+                put(piece.text)
+    except KeyboardInterrupt:
+        _deliver(generation, state)
+        raise Exit(INTERRUPTED) from None
+    except Exception:
+        if state.output is not None and state.pieces:
+            state.output.write("".join(state.pieces))
+        raise
+    if state.flags.compare:
+        request = replace(request, sampling=replace(request.sampling, seed=generation.result.seed))
+        _compare(engine, request, generation, state)
+    else:
+        _deliver(generation, state)
+
+
+def _compare(engine: Engine, request: Request, generation: Generation, state: Run) -> None:
+    try:
+        comparison = compare(engine, request, generation.result)
+    except KeyboardInterrupt:
+        _deliver(generation, state)
+        raise Exit(INTERRUPTED) from None
+    _deliver(generation, state, compare=comparison.record())
+    for line in comparison.lines():
+        say(line)
+    if not comparison.equal:
+        raise Exit(comparison.DIFFERENT)
+
+
+def _deliver(generation: Generation, state: Run, **extra: object) -> None:
+    """Put the result where it belongs; streamed text only lacks what was held back."""
+    result = generation.result
+    if state.flags.json:
+        record = {
+            "text": result.text,
+            "token_ids": list(result.token_ids),
+            "finish_reason": result.finish_reason,
+            "usage": dict(result.usage),
+            "timings": result.timings,
+            "seed": result.seed,
+        }
+        text = json.dumps(record | extra, ensure_ascii=False) + "\n"
+    else:
+        text = result.text
+    if state.output is not None:
+        state.output.write(text)
+    elif state.flags.json:
+        put(text)
+    else:
+        put(text.removeprefix("".join(state.pieces)))
+        end_line(text)
+    if state.flags.stats:
+        table(rows(result.timings), f"{result.finish_reason}, seed {result.seed}")

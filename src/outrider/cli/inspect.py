@@ -1,0 +1,37 @@
+"""`outrider inspect` and `outrider doctor`: what a model is, and what this machine can do."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from outrider.cli.terminal import busy, outline, put
+
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+def inspect(
+    path: Annotated[str, Argument(metavar="MODEL", help='"demo", a folder or a hub ID@REVISION.')],
+    json: Json = False,
+) -> None:
+    """Show a model's architecture, its state's bytes for each policy and the drafters that fit."""
+    from outrider import assemble
+
+    with busy(f"reading {path}"):
+        facts = assemble.inspect(path)
+    _show(facts, as_json=json)
+
+
+def doctor(json: Json = False) -> None:
+    """Show versions, processor, memory and the kernels that pass their self-test here."""
+    from outrider import assemble
+
+    with busy("testing kernels"):
+        facts = assemble.doctor()
+    _show(facts, as_json=json)
+
+
+def _show(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    text = json.dumps(facts, indent=2) if as_json else "\n".join(outline(facts))
+    put(text + "\n")
