@@ -25,8 +25,8 @@ _TOKEN_BITS = 32
 class NgramSettings:
     """Trust per context length, shortest first: how often, and in which share of cases."""
 
-    min_count: tuple[int, ...] = (4, 2, 1, 1)
-    min_share: tuple[float, ...] = (0.7, 0.6, 0.5, 0.5)
+    min_count: tuple[int, ...] = (3, 2, 1, 1)
+    min_share: tuple[float, ...] = (0.6, 0.6, 0.6, 0.6)
     capacity: int = 65_536
 
     def __post_init__(self) -> None:

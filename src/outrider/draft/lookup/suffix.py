@@ -8,8 +8,8 @@ It knows tokens only, no model.
 * Of several occurrences the most recent one is continued: in edited text the newest version is
   the one that goes on. (The automaton may name an older one for a suffix that was never among the
   16 longest ones; the draft is still a true continuation.)
-* The longer the match, the longer the draft: `growth` tokens for each matched token from
-  `min_match` on.
+* The longer the match, the longer the draft: one token at `min_match`, `growth` more for each
+  token matched beyond it.
 * A continuation that reaches the newest token goes on with itself, so loops are drafted whole.
 * The optimistic suffix is matched, never indexed.
 * Memory is bounded: see `Generations`.
@@ -26,14 +26,18 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixSettings:
-    """`min_match` tokens must match; `capacity` tokens are indexed at most."""
+    """`min_match` tokens must match; `capacity` tokens are indexed at most.
 
-    min_match: int = 2
+    The defaults were the best or close to it over code, prose and edits with the demo's tokens,
+    at 0.05 to 0.1 of a plain step for each row verified (`benchmarks/lookup.py`).
+    """
+
+    min_match: int = 1
     growth: int = 2
     capacity: int = 65_536
 
     def __post_init__(self) -> None:
-        for key, least in (("min_match", 1), ("growth", 1), ("capacity", 2)):
+        for key, least in (("min_match", 1), ("growth", 0), ("capacity", 2)):
             value = getattr(self, key)
             if value < least:
                 raise ConfigError(f"suffix drafter: {key} = {value} must be {least} or more.")
@@ -55,7 +59,7 @@ class SuffixDrafter:
         matched, end = self._match(context.suffix)
         if matched < self._settings.min_match:
             return None
-        longest = self._settings.growth * (matched - self._settings.min_match + 1)
+        longest = 1 + self._settings.growth * (matched - self._settings.min_match)
         tokens = _continuation(context, end + 1, min(budget, longest))
         return Draft(tokens=tokens, source=self.name)
 
