@@ -245,6 +245,14 @@ def test_messages_that_are_none(outrider_command, tmp_path, text):
     assert "correct it." in ended.err or '[{"role": "user", "content": "..."}]' in ended.err
 
 
+def test_interrupt_before_the_first_token_keeps_the_old_output(outrider_command, script, tmp_path):
+    script.interrupt_after = 0
+    file = tmp_path / "out.txt"
+    file.write_text("old")
+    assert outrider_command("generate", "hi", "--output", str(file)).code == 130
+    assert file.read_text() == "old"
+
+
 def test_text_that_is_not_utf8(outrider_command, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_bytes(b"\xff")

@@ -244,6 +244,30 @@ def test_damaged_files_are_named(folder):
     assert refusal(path).startswith(f"{path / 'tokenizer.json'} is not a tokenizer file (")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eos_token": {"lstrip": False}},
+        {"added_tokens_decoder": ["<think>"]},
+        {"added_tokens_decoder": {"x": {"content": "<think>"}}},
+        {"added_tokens_decoder": {"309": {"special": True}}},
+    ],
+)
+def test_unknown_forms_are_a_refusal(folder, config):
+    assert "are declared in a form that is not known (" in refusal(folder(**config))
+
+
+def test_end_token_that_is_no_number(folder):
+    path = folder(files={"generation_config.json": {"eos_token_id": "</s>"}})
+    assert "are declared in a form that is not known (TypeError" in refusal(path)
+
+
+def test_template_file_that_is_not_text(folder):
+    path = folder()
+    (path / "chat_template.jinja").write_bytes(b"\xff")
+    assert refusal(path) == f"{path / 'chat_template.jinja'} is not UTF-8 text: fetch it again."
+
+
 def test_tokens_that_contradict_are_named(folder):
     assert "eos_token = '<end>' of" in refusal(folder(eos_token="<end>"))
     moved = folder(added_tokens_decoder={"400": {"content": "<think>", "special": False}})

@@ -43,7 +43,7 @@ class Comparison:
             "equal": self.equal,
             "first_difference": self.first_difference,
             "ratio": self.ratio,
-            "plain_timings": self.plain.timings,
+            "plain_timings": dict(self.plain.timings),
         }
 
     def lines(self) -> Iterator[str]:

@@ -164,7 +164,8 @@ def _run(engine: Engine, request: Request, state: Run) -> None:
             if state.streams:
                 put(piece.text)
     except KeyboardInterrupt:
-        _deliver(generation, state)
+        if state.output is None or state.pieces:
+            _deliver(generation, state)
         raise Exit(INTERRUPTED) from None
     except Exception:
         if state.output is not None and state.pieces:
@@ -199,7 +200,7 @@ def _deliver(generation: Generation, state: Run, **extra: object) -> None:
             "token_ids": list(result.token_ids),
             "finish_reason": result.finish_reason,
             "usage": dict(result.usage),
-            "timings": result.timings,
+            "timings": dict(result.timings),
             "seed": result.seed,
         }
         text = json.dumps(record | extra, ensure_ascii=False) + "\n"
@@ -210,7 +211,9 @@ def _deliver(generation: Generation, state: Run, **extra: object) -> None:
     elif state.flags.json:
         put(text)
     else:
-        put(text.removeprefix("".join(state.pieces)))
+        printed = "".join(state.pieces)
+        assert text.startswith(printed)
+        put(text[len(printed) :])
         end_line(text)
     if state.flags.stats:
         table(rows(result.timings), f"{result.finish_reason}, seed {result.seed}")

@@ -49,7 +49,8 @@ def common(
     ] = "warning",
 ) -> None:
     """Lossless speculative decoding: the same text as the target alone, sooner."""
-    logging.basicConfig(level=log_level.upper(), format="outrider: %(levelname)s: %(message)s")
+    logging.basicConfig(format="outrider: %(levelname)s: %(message)s")
+    logging.getLogger("outrider").setLevel(log_level.upper())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import CheckpointError, RequestError
-from outrider.models.files import read_json_or_empty
+from outrider.models.files import read_json_or_empty, read_text
 
 Message = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ def find_template(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | 
     """
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8"), str(file)
+        return read_text(file), str(file)
     legacy = read_json_or_empty(folder / "chat_template.json")
     for name, holder in (("tokenizer_config.json", config), ("chat_template.json", legacy)):
         if (template := holder.get("chat_template")) is not None:
@@ -87,7 +87,8 @@ def find_template(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | 
 
 def _default(template: object, origin: str) -> str:
     if isinstance(template, list):
-        named = {item["name"]: item["template"] for item in template}
+        items = [item for item in template if isinstance(item, dict)]
+        named = {item.get("name"): item.get("template") for item in items}
         template = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
     if not isinstance(template, str):
         raise CheckpointError(

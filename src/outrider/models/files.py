@@ -1,4 +1,4 @@
-"""Reading the JSON files of a model folder."""
+"""Reading the text and JSON files of a model folder."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,24 @@ from typing import Any
 from outrider.errors import CheckpointError
 
 
+def read_text(path: Path) -> str:
+    """Contents of a UTF-8 file; raises CheckpointError where it is unreadable or not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CheckpointError(f"{path} cannot be read ({reason}): fetch it again.") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path} is not UTF-8 text: fetch it again.") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Contents of a JSON object file.
 
     Raises CheckpointError where it is missing, unreadable, not JSON or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise CheckpointError(f"{path} cannot be read ({reason}): fetch it again.") from None
+        value = json.loads(read_text(path))
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}): fetch it again.") from None
     if not isinstance(value, dict):

@@ -6,6 +6,7 @@ post-processor of `tokenizer.json` says, and `add_bos_token` beside it counts no
 Clean-up of spaces on decoding is left out, since text must come out of tokens piece by piece.
 """
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,20 @@ class Tokenizer:
         """
         config = read_json_or_empty(folder / "tokenizer_config.json")
         backend = _read_backend(folder)
-        special_tokens = _special_tokens(folder, config)
-        _add_tokens(backend, config, special_tokens, folder)
+        try:
+            special_tokens = _special_tokens(folder, config)
+            _add_tokens(backend, config, special_tokens, folder)
+            end_tokens = frozenset(_end_tokens(folder, backend, special_tokens))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"The tokens of {folder} are declared in a form that is not known "
+                f"({type(error).__name__}: {error}): fetch its tokenizer_config.json again."
+            ) from None
         found = find_template(folder, config)
         return cls(
             backend,
             special_tokens=special_tokens,
-            end_tokens=_end_tokens(folder, backend, special_tokens),
+            end_tokens=end_tokens,
             template=ChatTemplate(found[0], special_tokens, found[1]) if found else None,
             origin=str(folder),
         )
@@ -191,7 +199,9 @@ def _end_tokens(folder: Path, backend: Backend, special_tokens: Mapping[str, str
     )
     for holder in holders:
         value = holder.get("eos_token_id")
-        yield from value if isinstance(value, list) else [] if value is None else [value]
+        for token_id in value if isinstance(value, list) else [value]:
+            if token_id is not None:
+                yield operator.index(token_id)
     token = special_tokens.get("eos_token")
     if token is not None:
         yield _known(backend, "eos_token", token, folder)

@@ -1,11 +1,11 @@
 """Rows of the `--stats` table: plain strings, so that any caller can print them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from outrider.telemetry.counters import ROLLBACK_KINDS
 
 
-def rows(timings: dict[str, object]) -> Iterator[tuple[str, str]]:
+def rows(timings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """(label, value) pairs of a `timings` record; what did not happen is left out."""
     yield "prompt", f"{_count(timings, 'prompt_n')} tokens in {_ms(timings, 'prompt_ms')}"
     yield "generated", f"{_count(timings, 'predicted_n')} tokens in {_ms(timings, 'predicted_ms')}"
@@ -23,7 +23,7 @@ def rows(timings: dict[str, object]) -> Iterator[tuple[str, str]]:
     yield "same bits as plain decoding", "yes" if timings["exact"] else "not claimed"
 
 
-def _drafts(timings: dict[str, object]) -> Iterator[tuple[str, str]]:
+def _drafts(timings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     proposed, verified, accepted = (
         _count(timings, f"speculative_{word}_n") for word in ("proposed", "verified", "accepted")
     )
@@ -40,15 +40,15 @@ def _drafts(timings: dict[str, object]) -> Iterator[tuple[str, str]]:
             yield f"windows {word}", str(count)
 
 
-def _number(timings: dict[str, object], key: str) -> float:
+def _number(timings: Mapping[str, object], key: str) -> float:
     value = timings[key]
     assert isinstance(value, int | float)
     return value
 
 
-def _count(timings: dict[str, object], key: str) -> int:
+def _count(timings: Mapping[str, object], key: str) -> int:
     return int(_number(timings, key))
 
 
-def _ms(timings: dict[str, object], key: str) -> str:
+def _ms(timings: Mapping[str, object], key: str) -> str:
     return f"{_number(timings, key):.1f} ms"
