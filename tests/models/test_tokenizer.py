@@ -4,9 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from outrider.errors import CheckpointError, RequestError
 from outrider.models.generation import sampling_defaults
@@ -120,6 +130,72 @@ def test_ids_and_text_equal_transformers(folder, settings):
         assert ours.decode(ids, skip_special=False) == theirs.decode(ids)
     assert ours.bos == theirs.bos_token_id
     assert ours.vocab_size == len(theirs)
+
+
+def qwen_style() -> Backend:
+    """NFC, the Qwen pattern, byte-level BPE: as in Qwen2 to Qwen3.5 folders."""
+    backend = Backend(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(add_prefix_space=False, use_regex=False)
+    return backend
+
+
+def llama_style() -> Backend:
+    """SentencePiece BPE with bytes as a last resort and BOS: as in Llama 2 and Mistral folders."""
+    backend = Backend(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("style", "kind", "alphabet"),
+    [
+        (qwen_style, "Qwen2Tokenizer", pre_tokenizers.ByteLevel.alphabet()),
+        (llama_style, "PreTrainedTokenizerFast", []),
+    ],
+)
+def test_real_families_equal_transformers(tmp_path, style, kind, alphabet):
+    backend = style()
+    bytes_ = [] if alphabet else [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<unk>", "<s>", "</s>", *bytes_],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    if not alphabet:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
+    plain = json.loads(backend.to_str())
+    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["id"] < 3]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+    named = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named | {"pad_token": "</s>"}))
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*TEXTS, "e\u0301 \ufb01", "12345 don't\r\n\r\nx"]:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert ours.decode(ids, skip_special=False) == theirs.decode(ids)
 
 
 def test_text_survives_a_round_trip(folder):
