@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from outrider.engine.text import Detokenizer, TextStream
+from outrider.errors import RequestError
 
 SAMPLES = [
     "plain text",
@@ -212,3 +213,8 @@ def test_tokens_behind_the_one_that_completes_the_stop_are_dropped() -> None:
 def test_without_stops_nothing_is_held_back() -> None:
     piece = TextStream(BYTES).push(BYTES.encode("abc").ids)
     assert (piece.text, piece.kept, piece.stop) == ("abc", 3, None)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(RequestError, match="would end every output at once"):
+        TextStream(BYTES, ["x", ""])

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.errors import RequestError
+
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _MAX_UNFINISHED = 3
 """A character has at most 4 bytes, so 3 of them at most can still become one."""
@@ -113,7 +115,14 @@ class TextStream:
     def __init__(
         self, tokenizer: Decoder, stops: Sequence[str] = (), context: Sequence[int] = ()
     ) -> None:
-        """`stops` are non-empty strings; `context` as for `Detokenizer`."""
+        """Cut at any of `stops`; `context` as for `Detokenizer`.
+
+        Raises RequestError for an empty stop string, which every text would begin with.
+        """
+        if "" in stops:
+            raise RequestError(
+                "stop = '' would end every output at once; leave it out or give a text."
+            )
         self._detokenizer = Detokenizer(tokenizer, context)
         self._stops = tuple(stops)
         self._held = ""
@@ -147,8 +156,10 @@ class TextStream:
 
     def _release(self, new: str, kept: int) -> Piece:
         """Add `new` to the text held back and return what can go."""
+        if not new:
+            return Piece(text="", kept=kept)
         text = self._held + new
-        hit = _first_stop(text, self._stops) if new else None
+        hit = _first_stop(text, self._stops)
         if hit is not None:
             self._held = ""
             return Piece(text=text[: hit[0]], kept=kept, stop=hit[1])

@@ -28,8 +28,8 @@ from outrider.errors import ConfigError
 class SuffixSettings:
     """`min_match` tokens must match; `capacity` tokens are indexed at most.
 
-    The defaults were the best or close to it over code, prose and edits with the demo's tokens,
-    at 0.05 to 0.1 of a plain step for each row verified (`benchmarks/lookup.py`).
+    The defaults were the best or close to it when code, prose and edited code in the demo's tokens
+    were replayed as `benchmarks/lookup.py` does, at 0.05 to 0.1 of a plain step a row verified.
     """
 
     min_match: int = 1
