@@ -67,15 +67,55 @@ def draft(args: argparse.Namespace) -> None:
     distill.run(args.work, "draft", args.minutes or 28, args.processes)
 
 
-STEPS = {
-    step.__name__: step for step in (manifest, tokenizer, target, text, mtp, mtp_before, draft)
-}
+def prompts(args: argparse.Namespace) -> None:
+    """Write the held-out prompts that ship with the package."""
+    from recipes.demo import tokens, workloads
+
+    workloads.write(args.output / "workloads", tokens.load(args.work / "tokenizer.json"))
+
+
+def notices(args: argparse.Namespace) -> None:
+    """Copy the library's licence and its files' own notices to LICENSES/."""
+    from recipes.demo import licences
+
+    licences.write(Path("LICENSES"))
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write the model folders, from whatever has been trained so far."""
+    from recipes.demo import export as exporting
+
+    exporting.run(args.work, args.output)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Measure the exported models."""
+    from recipes.demo import evaluate as evaluating
+
+    evaluating.run(args.work, args.output)
+
+
+ORDER = (
+    manifest,
+    notices,
+    tokenizer,
+    prompts,
+    target,
+    text,
+    mtp_before,
+    mtp,
+    draft,
+    export,
+    evaluate,
+)
+STEPS = {step.__name__: step for step in ORDER}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--work", type=Path, default=Path("build/demo"))
+    parser.add_argument("--output", type=Path, default=Path("src/outrider/demo"))
     parser.add_argument("--minutes", type=float, help="training time of this step in all")
     parser.add_argument("--processes", type=int, default=2, choices=(1, 2))
     args = parser.parse_args()

@@ -12,23 +12,28 @@ from recipes.demo import corpus, edits, structured, tokens
 
 PARTS = ("code", "edits", "structured")
 SHARES = (0.38, 0.34, 0.28)
+REPEAT = "# Edit: repeat\n"
 SCRAMBLED, FROM_STRUCTURED = 0.3, 0.15
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the curriculum, up to a share of the training time."""
+    """One stage of the curriculum, up to a share of the training time.
+
+    `noise` is the share of the edit rows whose chunks are random tokens.
+    """
 
     until: float
     length: int
     chunk: tuple[int, int]
+    noise: float
 
 
 # Short rows first, so that the model learns to copy early; the last third at 1,024 tokens.
 CURRICULUM = (
-    Stage(0.22, 256, (15, 100)),
-    Stage(0.62, 512, (30, 220)),
-    Stage(1.01, 1024, (60, 450)),
+    Stage(0.27, 256, (10, 70), 0.6),
+    Stage(0.63, 512, (30, 220), 0.12),
+    Stage(1.01, 1024, (60, 450), 0.05),
 )
 
 
@@ -99,7 +104,22 @@ class Mix:
                 row += ids
         return row + self.code(rng, length - len(row)) if len(row) < length else row
 
+    def noise(self, rng: random.Random, length: int, chunk: tuple[int, int]) -> list[int]:
+        """Random tokens, the request to repeat them, the tokens again.
+
+        Only the context predicts them. Without these rows a model of this size had learned no
+        copying after 1.4 M tokens, because guessing from habit was good enough.
+        """
+        request = self.encode(REPEAT)
+        row: list[int] = []
+        while len(row) < length:
+            some = rng.sample(range(self.end), rng.randint(8, max(12, chunk[1] // 2)))
+            row += [*some, *request, *some, self.end]
+        return row[:length]
+
     def row(self, rng: random.Random, part: str, stage: Stage) -> list[int]:
+        if part == "edits" and rng.random() < stage.noise:
+            return self.noise(rng, stage.length, stage.chunk)
         if part == "edits":
             return self.edits(rng, stage.length, stage.chunk)
         return (

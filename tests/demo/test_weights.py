@@ -1,0 +1,100 @@
+"""The shipped folders: sizes, lineage, licences; transformers loads them and they can copy."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outrider import demo
+from recipes.demo import tokens
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+NAMES = ("demo", "demo-draft")
+
+
+def load(name):
+    model = AutoModelForCausalLM.from_pretrained(demo.path(name), dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(demo.path(name))
+
+
+def shipped(name):
+    return safe_open(demo.path(name) / "model.safetensors", "pt")
+
+
+def test_sizes():
+    sizes = {name: (demo.path(name) / "model.safetensors").stat().st_size for name in NAMES}
+    assert sizes["demo"] <= 20 * MIB
+    assert sum(sizes.values()) <= 40 * MIB
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_weight_is_bf16(name):
+    with shipped(name) as file:
+        assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_draft_records_the_target_that_it_was_made_for():
+    weights = (demo.path("demo") / "model.safetensors").read_bytes()
+    config = json.loads((demo.path("demo-draft") / "config.json").read_text())
+    assert config["outrider"]["target_sha256"] == hashlib.sha256(weights).hexdigest()
+
+
+def test_target_has_its_mtp_layer():
+    with shipped("demo") as file:
+        names = {key for key in file.keys() if key.startswith("mtp.")}  # noqa: SIM118
+        width = file.get_tensor("mtp.norm.weight").shape[0]
+        assert file.get_tensor("mtp.fc.weight").shape == (width, 2 * width)
+    single = {"fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"}
+    assert {f"mtp.{key}.weight" for key in single} <= names
+    assert {key.split(".")[3] for key in names if key.startswith("mtp.layers.0.")} == {
+        "input_layernorm",
+        "mlp",
+        "post_attention_layernorm",
+        "self_attn",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_finds_every_tensor(name):
+    _, info = AutoModelForCausalLM.from_pretrained(demo.path(name), output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+
+
+def test_tokenizers_are_one_and_keep_text_as_it_is():
+    text = "def f(x):\n    # naïve\n\treturn {'a': 12345}\n\n"
+    found = []
+    for name in NAMES:
+        tokenizer = AutoTokenizer.from_pretrained(demo.path(name))
+        plain = tokens.load(demo.path(name) / "tokenizer.json")
+        assert tokenizer.encode(text) == plain.encode(text).ids
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.convert_tokens_to_ids([tokens.END, tokens.MASK]) == [2040, 2041]
+        found.append(tokenizer.get_vocab())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notices_are_there(name):
+    card = (demo.path(name) / "README.md").read_text()
+    assert "Apache-2.0 AND PSF-2.0" in card
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (ROOT / "LICENSES/PSF-2.0.txt").read_text()
+    assert "Sam Rushing" in (ROOT / "LICENSES/CPython-notices.txt").read_text()
+    assert "PSF-2.0" in (ROOT / "NOTICE").read_text()
+
+
+def test_target_reemits_a_held_out_chunk():
+    model, tokenizer = load("demo")
+    rows = [json.loads(row) for row in demo.workloads()["re-emit"].read_text().splitlines()]
+    ids = torch.tensor([tokenizer.encode(rows[0]["prompt"])])
+    wanted = rows[0]["expected"]
+    new = len(tokenizer.encode(wanted))
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new)
+    got = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    kept = sum(a == b for a, b in zip(wanted.splitlines(), got.splitlines(), strict=False))
+    assert kept >= 0.9 * wanted.count("\n"), got
