@@ -15,6 +15,7 @@ _HOMES = {
     "Context": "outrider.core_types",
     "Draft": "outrider.core_types",
     "Drafter": "outrider.draft.base",
+    "Engine": "outrider.assemble",
     "Needs": "outrider.core_types",
     "OutriderError": "outrider.errors",
     "RequestError": "outrider.errors",

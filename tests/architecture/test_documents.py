@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +21,17 @@ def test_the_python_example_is_valid_and_short():
     (example,) = python_examples()
     ast.parse(example)
     assert example.count("\n") <= 10
+
+
+def test_the_python_example_runs_and_speculates(tmp_path):
+    (example,) = python_examples()
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    text, acceptance_length = re.fullmatch(r"(.+?)(\d+\.?\d*)\n", done.stdout, re.DOTALL).groups()
+    assert len(text) > 100
+    assert float(acceptance_length) > 1
 
 
 def test_both_forms_of_each_first_command_are_given():

@@ -12,6 +12,7 @@ TORCH_FREE = (
     "outrider.config.load",
     "outrider.core_types",
     "outrider.draft.base",
+    "outrider.engine.windows",
     "outrider.errors",
     "outrider.sampling.params",
     "outrider.telemetry.counters",

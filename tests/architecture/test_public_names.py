@@ -15,6 +15,7 @@ PUBLIC = {
     "Context",
     "Draft",
     "Drafter",
+    "Engine",
     "Needs",
     "OutriderError",
     "RequestError",
