@@ -29,6 +29,7 @@ PLANTED = [
     ("draft/planted.py", "import outrider.telemetry", "Parts do not report"),
     ("config/planted.py", "import torch", "Torch-free modules"),
     ("errors.py", "import torch", "Torch-free modules"),
+    ("engine/windows.py", "import torch", "Torch-free modules"),
 ]
 
 
