@@ -163,7 +163,8 @@ def copy_accuracy(family: Family, size: int, count: int = BATCH) -> dict[str, fl
 def workload_report(family: Family, rows: list[dict[str, Any]]) -> dict[str, float]:
     """Loops and drafter agreement on the target's greedy text."""
     runs = complete(family, [row["prompt"] for row in rows], LONG)
-    runs = [(prompt, output) for prompt, output in runs if len(output) > 2]
+    kept = [(row, run) for row, run in zip(rows, runs, strict=True) if len(run[1]) > 2]
+    rows, runs = [row for row, _ in kept], [run for _, run in kept]
     flags = [seen_before(prompt, output) for prompt, output in runs]
     report = {
         "tokens": sum(len(output) for _, output in runs) / len(runs),
@@ -172,8 +173,8 @@ def workload_report(family: Family, rows: list[dict[str, Any]]) -> dict[str, flo
     }
     if "expected" in rows[0]:
         texts = [family.tokenizer.decode(output) for _, output in runs]
-        kept = [lines_kept(r["expected"], t) for r, t in zip(rows, texts, strict=False)]
-        report["lines"] = sum(kept) / len(kept)
+        lines = [lines_kept(r["expected"], t) for r, t in zip(rows, texts, strict=True)]
+        report["lines"] = sum(lines) / len(lines)
     for name, model, hits_of in (
         ("draft", family.draft, draft_hits),
         ("mtp", family.mtp if family.has_mtp else None, mtp_hits),

@@ -76,6 +76,7 @@ def write(
     """One model folder: weights, config, tokenizer, model card."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     save_config(config, folder, extra)
     save_tokenizer(work, folder)
     shutil.copyfile(CARDS / f"{folder.name}.md", folder / "README.md")

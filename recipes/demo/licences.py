@@ -53,7 +53,7 @@ NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FO
 DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT
 OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 """
-HEADER = """Notices that single files of CPython 3.11.7's standard library carry. The demo models were
+HEADER = """Notices that single files of CPython 3.11.7's library carry. The demo models were
 trained on, copied from those files. The library as a whole: PSF-2.0.txt. Of the two licences that
 urllib/robotparser.py offers, the PSF's is used.
 """

@@ -91,8 +91,10 @@ def export(args: argparse.Namespace) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Measure the exported models."""
     from recipes.demo import evaluate as evaluating
+    from recipes.demo import report
 
     evaluating.run(args.work, args.output)
+    report.write(args.work)
 
 
 ORDER = (
