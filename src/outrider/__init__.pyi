@@ -11,6 +11,9 @@ from outrider.core_types import Context as Context
 from outrider.core_types import Draft as Draft
 from outrider.core_types import Needs as Needs
 from outrider.draft.base import Drafter as Drafter
+from outrider.engine.engine import Generation as Generation
+from outrider.engine.engine import GenerationResult as GenerationResult
+from outrider.engine.session import Piece as Piece
 from outrider.errors import CheckpointError as CheckpointError
 from outrider.errors import ConfigError as ConfigError
 from outrider.errors import OutriderError as OutriderError

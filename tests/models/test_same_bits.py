@@ -1,5 +1,6 @@
 """A row has the same bits in every window, and a settled state those of a stepped one."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -80,8 +81,7 @@ def test_a_prompt_cut_anywhere_gives_the_same_bits(decoder: Decoder) -> None:
         state = decoder.new_state("log", 8)
         parts = [0, *cuts, len(tokens)]
         pieces = [
-            run(decoder, state, tokens[a:b], revocable=False)
-            for a, b in zip(parts, parts[1:], strict=False)
+            run(decoder, state, tokens[a:b], revocable=False) for a, b in itertools.pairwise(parts)
         ]
         assert torch.equal(torch.cat(pieces), logits), f"cut at {cuts}"
         assert same_state(state, whole)

@@ -12,10 +12,10 @@ def request() -> c.Counters:
     counters = c.Counters(prompt_n=5, first_tokens=1, exact=True, predicted_ms=500.0)
     for drafts, kept in ((3, 1), (2, 2)):
         counters.propose("suffix", drafts)
-        counters.judge("suffix", drafts, kept)
+        counters.judge(["suffix"] * drafts, kept)
     counters.propose("suffix", 4)  # a voided window: proposed, never judged
     counters.windows_voided = 1
-    counters.judge(None, 0, 0)
+    counters.judge([], 0)
     counters.roll_back("log", 1.5)
     counters.epochs_closed = 3
     counters.cut = 2
@@ -50,7 +50,7 @@ def test_figures_of_a_request():
 def test_plain_decoding_has_mean_acceptance_length_one():
     counters = c.Counters(first_tokens=1, emitted=8, epochs_closed=7)
     for _ in range(7):
-        counters.judge(None, 0, 0)
+        counters.judge([], 0)
     counters.check()
     assert c.mean_acceptance_length(counters) == 1.0
     assert c.mean_acceptance_length(c.Counters()) == 0.0

@@ -7,7 +7,7 @@ from outrider.telemetry.table import rows
 def test_rows_of_a_speculative_request():
     counters = Counters(prompt_n=3, prompt_ms=2.0, first_tokens=1, emitted=4, predicted_ms=8.0)
     counters.propose("suffix", 4)
-    counters.judge("suffix", 4, 2)
+    counters.judge(["suffix"] * 4, 2)
     counters.roll_back("log", 0.25)
     counters.windows_voided = 1
     table = dict(rows(timings(counters)))

@@ -3,6 +3,7 @@
 safetensors only: pickle files can run code and are refused by name.
 """
 
+import math
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,6 +61,11 @@ class Checkpoint:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._files)
+
+    def count_parameters(self) -> int:
+        """Elements of all tensors, read from the headers."""
+        shapes = (file.get_slice(name).get_shape() for name, file in self._files.items())
+        return sum(math.prod(shape) for shape in shapes)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`; its shape must be the one that the config implies."""

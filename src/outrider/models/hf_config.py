@@ -244,7 +244,9 @@ def _rope(raw: Json, width: int, rotary: float) -> RopeConfig:
         raise CheckpointError(
             f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}."
         )
-    fraction = merged.get("partial_rotary_factor", raw.get("partial_rotary_factor", rotary))
+    fraction = float(
+        merged.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or rotary
+    )
     numbers = {
         key: float(value)
         for key, value in merged.items()
@@ -261,7 +263,8 @@ def _rope(raw: Json, width: int, rotary: float) -> RopeConfig:
 
 def _qwen_windows(raw: Json) -> tuple[int | None, ...]:
     """Sliding windows of Qwen2 and Qwen3: by layer_types, else from max_window_layers on."""
-    layers, window = raw["num_hidden_layers"], raw.get("sliding_window")
+    layers: int = raw["num_hidden_layers"]
+    window: int | None = raw.get("sliding_window")
     if not raw.get("use_sliding_window") or window is None:
         return (None,) * layers
     types = raw.get("layer_types") or [

@@ -5,7 +5,7 @@ are in milliseconds, counts in tokens or windows. Standard library only. Words a
 docs/architecture.md: `accepted <= verified <= proposed`; a voided window is proposed, not verified.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
@@ -74,21 +74,19 @@ class Counters:
         self.proposed += tokens
         self.by_source.setdefault(source, SourceCount()).proposed += tokens
 
-    def judge(self, source: str | None, verified: int, accepted: int) -> None:
-        """Count one judged window: `verified` drafts in it, of which the first `accepted` stay.
-
-        `source` is None for a pass without drafts.
-        """
+    def judge(self, sources: Sequence[str], accepted: int) -> None:
+        """Count one judged window: who proposed each draft in it; the first `accepted` stay."""
+        verified = len(sources)
         self.windows_judged += 1
         self.verified += verified
         self.accepted += accepted
         _count_prefix(self.verified_at, verified)
         _count_prefix(self.reached_at, min(accepted + 1, verified))
         _count_prefix(self.accepted_at, accepted)
-        if source is not None:
+        for place, source in enumerate(sources):
             count = self.by_source.setdefault(source, SourceCount())
-            count.verified += verified
-            count.accepted += accepted
+            count.verified += 1
+            count.accepted += place < accepted
 
     def roll_back(self, kind: str, ms: float) -> None:
         """Count one settle that took rows back by `kind` (one of ROLLBACK_KINDS)."""

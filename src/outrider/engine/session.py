@@ -1,0 +1,263 @@
+"""One request: its tokens, its windows in flight, its drafter, and when it ends."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outrider.core_types import Commit, Context, Draft, Reply, TokenLogprob, Window
+from outrider.draft.base import Drafter
+from outrider.engine.budget import Budget
+from outrider.engine.text import TextStream
+from outrider.engine.windows import Issued, Ledger, Verdict
+from outrider.sampling.params import SamplingParams
+from outrider.telemetry.counters import Counters
+
+FinishReason = Literal["stop", "length", "cancelled"]
+TARGET = "target"
+PREFILL_ROWS = 256
+PREFILL_ID = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one commit added: text that became final, tokens, and who proposed each of them
+    (`target` for the target's own)."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where a request ends: new tokens, total length, end tokens."""
+
+    max_tokens: int
+    max_length: int
+    end_tokens: frozenset[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """Mutable state of one request; `outrider.engine.loop` moves it forward."""
+
+    id: int
+    prompt_len: int
+    tokens: list[int]
+    sampling: SamplingParams
+    limits: Limits
+    ledger: Ledger
+    text: TextStream
+    drafter: Drafter | None
+    budget: Budget
+    fallback: str | None = None
+    counters: Counters = field(default_factory=Counters)
+    finish_reason: FinishReason | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    prefilled: int = 0
+    sampled: Draft | None = None
+    began: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        by_length = self.limits.max_length - len(self.tokens)
+        return min(self.limits.max_tokens - self.generated, by_length)
+
+    @property
+    def prefilling(self) -> bool:
+        return self.first_token_at is None
+
+
+def next_prefill(session: Session) -> Window:
+    """The next piece of the prompt; the target's token is wanted behind the last one."""
+    start = session.prefilled
+    end = min(start + PREFILL_ROWS, session.prompt_len)
+    session.prefilled = end
+    return Window(
+        session=session.id,
+        id=PREFILL_ID,
+        epoch=0,
+        start=start,
+        floor=end,
+        tokens=tuple(session.tokens[start:end]),
+        wanted=int(end == session.prompt_len),
+    )
+
+
+def to_window(session: Session, issued: Issued) -> Window:
+    """An issued window as the stage takes it. Positions up to the pending one are final."""
+    probs = None
+    if session.sampled is not None and issued.drafts:
+        probs = session.sampled.probs
+    return Window(
+        session=session.id,
+        id=issued.id,
+        epoch=issued.epoch,
+        start=issued.start,
+        floor=len(session.tokens) - 1 if issued.drafts else issued.start + 1,
+        tokens=issued.tokens,
+        wanted=len(issued.tokens),
+        opens_epoch=issued.opens_epoch,
+        draft_probs=probs,
+    )
+
+
+def fill(session: Session) -> list[Window]:
+    """All windows that can be issued now, refilling the queue of drafts as it runs low."""
+    windows: list[Window] = []
+    ledger = session.ledger
+    while ledger.row_room:
+        session.sampled = None
+        _refill(session)
+        if ledger.begun and not ledger.queued:
+            break
+        windows.append(to_window(session, ledger.issue(session.tokens[-1])))
+        session.counters.windows_opened += 1
+        session.counters.max_in_flight = max(session.counters.max_in_flight, ledger.in_flight)
+    return windows
+
+
+def _refill(session: Session) -> None:
+    """Ask the drafter for what the next window still needs, within what may be generated."""
+    ledger, drafter = session.ledger, session.drafter
+    wanted = min(session.budget.choose(), ledger.draft_room) - ledger.queued
+    suffix = ledger.suffix
+    # The last token of an epoch is the target's own, so one fewer than remain can be drafts.
+    wanted = min(wanted, session.remaining - 1 - len(suffix))
+    if drafter is None or wanted < 1:
+        return
+    began = time.perf_counter()
+    draft = drafter.propose(Context(session.tokens, suffix), wanted)
+    elapsed = (time.perf_counter() - began) * 1e3
+    session.counters.draft_ms += elapsed
+    _count_refill(session, draft, elapsed, refill=ledger.begun)
+    if draft is not None and draft.tokens:
+        session.sampled = draft if draft.probs is not None else None
+        ledger.offer(draft.tokens, draft.source)
+
+
+def _count_refill(session: Session, draft: Draft | None, ms: float, *, refill: bool) -> None:
+    counters, found = session.counters, len(draft.tokens) if draft else 0
+    if refill:
+        counters.refill_attempts += 1
+        counters.refill_hits += found > 0
+        counters.refill_misses += found == 0
+        counters.refill_tokens += found
+    if draft is None or not found:
+        return
+    counters.propose(draft.source, found)
+    if draft.source == session.fallback:
+        counters.fallback_proposals += 1
+        counters.fallback_tokens += found
+        counters.fallback_ms += ms
+
+
+def absorb(session: Session, reply: Reply) -> int | None:
+    """Take a reply in: commit, observe, emit. Returns an epoch that became void, if one did."""
+    counters = session.counters
+    counters.verify_ms += reply.verify_ms
+    if reply.rollback in ("log", "snapshots", "checkpoint"):
+        counters.roll_back(reply.rollback, reply.rollback_ms)
+    elif reply.rollback:
+        counters.rollback_ms += reply.rollback_ms
+    if reply.id == PREFILL_ID:
+        _absorb_prefill(session, reply)
+        return None
+    epoch = session.ledger.epoch
+    verdict = session.ledger.judge(reply.id, reply.tokens)
+    if verdict.stale:
+        counters.windows_skipped += reply.skipped
+        return None
+    counters.judge(verdict.sources, verdict.accepted)
+    counters.epochs_closed += verdict.closes
+    counters.windows_voided += verdict.voided
+    source = verdict.sources[0] if verdict.sources else None
+    session.budget.learn(source, verdict.verified, verdict.accepted)
+    position = len(session.tokens)
+    _commit(session, verdict, reply.logprobs)
+    _observe(session, verdict, position)
+    return epoch if verdict.voided else None
+
+
+def _absorb_prefill(session: Session, reply: Reply) -> None:
+    if not reply.tokens:
+        return
+    now = time.perf_counter()
+    session.first_token_at = now
+    counters = session.counters
+    counters.prompt_n, counters.prompt_ms = session.prompt_len, (now - session.began) * 1e3
+    counters.verify_ms = 0.0  # the prefill's time is prompt_ms
+    counters.first_tokens = 1
+    prompt = tuple(session.tokens)
+    verdict = Verdict(tokens=reply.tokens)
+    session.ledger.length = len(session.tokens) + 1
+    _commit(session, verdict, reply.logprobs)
+    if session.drafter is not None and not session.done:
+        session.drafter.observe(Commit(position=0, tokens=prompt + reply.tokens))
+
+
+def _observe(session: Session, verdict: Verdict, position: int) -> None:
+    if session.drafter is None or session.done:
+        return
+    session.drafter.observe(
+        Commit(
+            position=position,
+            tokens=verdict.tokens,
+            accepted=verdict.accepted,
+            source=verdict.sources[0] if verdict.sources else None,
+        )
+    )
+
+
+def _commit(session: Session, verdict: Verdict, logprobs: Sequence[TokenLogprob]) -> None:
+    """Append what was committed, cut at the first end token, stop string or limit."""
+    tokens = verdict.tokens
+    kept, reason = _cut_by_limits(session, tokens)
+    piece = session.text.push(tokens[:kept])
+    text = piece.text
+    if piece.stop is not None:
+        kept, reason = piece.kept, "stop"
+    elif reason is not None:
+        end = session.text.flush()
+        text += end.text
+        reason = "stop" if end.stop is not None else reason
+    counters = session.counters
+    counters.emitted += kept
+    counters.cut += len(tokens) - kept
+    session.tokens.extend(tokens[:kept])
+    sources = (*verdict.sources[: verdict.accepted], *[TARGET] * (len(tokens) - verdict.accepted))
+    session.pieces.append(
+        Piece(
+            text=text, tokens=tokens[:kept], sources=sources[:kept], logprobs=tuple(logprobs[:kept])
+        )
+    )
+    if reason is not None:
+        finish(session, reason)
+
+
+def _cut_by_limits(session: Session, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+    """How many of `tokens` stay, and why the request ends with them if it does."""
+    room = session.remaining
+    for index, token in enumerate(tokens[:room]):
+        if token in session.limits.end_tokens:
+            return index + 1, "stop"
+    return (room, "length") if len(tokens) >= room else (len(tokens), None)
+
+
+def finish(session: Session, reason: FinishReason) -> None:
+    """End the request; figures are final from here on."""
+    session.finish_reason = reason
+    if session.first_token_at is not None:
+        session.counters.predicted_ms = (time.perf_counter() - session.first_token_at) * 1e3

@@ -1,0 +1,201 @@
+"""The ledger of windows in flight for one session: issue, judge, void. Pure, torch-free.
+
+An epoch is one optimistic branch. Its first window holds the pending token and drafts, later ones
+drafts only, each starting where the last one ended. A window's reply carries the target's token
+after every row, so a draft is accepted when it equals the reply of the row before it. The token
+behind a window's last row, the boundary, judges the first draft of what depends on it (the next
+window, or drafts still queued); where nothing does, it is a bonus. A mismatch commits the agreeing
+prefix and the correction, voids the rest of the epoch and starts the next one at once: no
+acknowledgement is awaited, because a window's `start` tells the stage where to settle.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from outrider.errors import StageError
+
+MAX_IN_FLIGHT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Rows to run: `tokens` at `start`, of which the last `drafts` are drafts with `sources`."""
+
+    id: int
+    epoch: int
+    start: int
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    opens_epoch: bool
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.tokens[1:] if self.opens_epoch else self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one reply settled.
+
+    tokens: newly committed ones, drafts first. accepted: how many of them were drafts. verified:
+    drafts that this window held. closes: the last token is the target's own and ends the epoch.
+    voided: windows in flight that became stale. stale: the reply belonged to an earlier epoch.
+    """
+
+    tokens: tuple[int, ...] = ()
+    accepted: int = 0
+    verified: int = 0
+    sources: tuple[str, ...] = ()
+    closes: bool = False
+    voided: int = 0
+    stale: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """Windows of one session whose committed tokens are `length` long, the pending one included.
+
+    width: rows of a window at most. depth: live windows at most. runahead: rows in flight at most,
+    instead of depth; windows then shrink to the budget that is left.
+    """
+
+    length: int
+    width: int
+    depth: int = 1
+    runahead: int | None = None
+    epoch: int = 0
+    _next_id: int = 0
+    _flights: deque[Issued] = field(default_factory=deque)
+    _queue: deque[tuple[int, str]] = field(default_factory=deque)
+    _end: int | None = None  # position behind the newest live row; None: the epoch has not begun
+
+    @property
+    def begun(self) -> bool:
+        """Whether a window of the current epoch was issued."""
+        return self._end is not None
+
+    @property
+    def live(self) -> int:
+        """Windows in flight of the current epoch."""
+        return sum(flight.epoch == self.epoch for flight in self._flights)
+
+    @property
+    def in_flight(self) -> int:
+        """Windows whose reply is owed, stale ones included."""
+        return len(self._flights)
+
+    @property
+    def queued(self) -> int:
+        """Drafts offered and not issued."""
+        return len(self._queue)
+
+    @property
+    def suffix(self) -> list[int]:
+        """The optimistic suffix: drafts of the epoch in flight, then queued ones."""
+        flying = [
+            token
+            for flight in self._flights
+            if flight.epoch == self.epoch
+            for token in flight.drafts
+        ]
+        return flying + [token for token, _ in self._queue]
+
+    @property
+    def row_room(self) -> int:
+        """Rows that the next window may have; 0 where none may be issued now."""
+        if self.in_flight >= MAX_IN_FLIGHT:
+            return 0
+        if self.runahead is None:
+            return self.width if self.live < self.depth else 0
+        flying = sum(len(f.tokens) for f in self._flights if f.epoch == self.epoch)
+        return max(min(self.width, self.runahead - flying), 0 if flying else 1)
+
+    @property
+    def draft_room(self) -> int:
+        """Drafts that the next window may hold."""
+        return self.row_room if self.begun else max(self.row_room - 1, 0)
+
+    def offer(self, tokens: tuple[int, ...], source: str) -> None:
+        """Queue drafts that follow the optimistic suffix."""
+        self._queue.extend((token, source) for token in tokens)
+
+    def issue(self, pending: int) -> Issued:
+        """The next window: the pending token first if it opens the epoch, then queued drafts."""
+        room, opens = self.row_room, not self.begun
+        if room == 0 or (self.begun and not self._queue):
+            raise StageError("no window can be issued now: nothing to send or no room for it.")
+        taken = [self._queue.popleft() for _ in range(min(room - opens, len(self._queue)))]
+        tokens = tuple(token for token, _ in taken)
+        start = self.length - 1 if self._end is None else self._end
+        issued = Issued(
+            self._next_id,
+            self.epoch,
+            start,
+            (pending, *tokens) if opens else tokens,
+            tuple(source for _, source in taken),
+            opens,
+        )
+        self._next_id += 1
+        self._end = start + len(issued.tokens)
+        self._flights.append(issued)
+        return issued
+
+    def judge(self, window_id: int, replied: tuple[int, ...]) -> Verdict:
+        """Settle the oldest window by its reply: one token of the target per row."""
+        if not self._flights or self._flights[0].id != window_id:
+            owed = self._flights[0].id if self._flights else "none"
+            raise StageError(f"reply to window {window_id} came out of order; owed is {owed}.")
+        window = self._flights.popleft()
+        if window.epoch != self.epoch:
+            return Verdict(stale=True)
+        if len(replied) != len(window.tokens):
+            raise StageError(
+                f"window {window_id} has {len(window.tokens)} rows, its reply {len(replied)}."
+            )
+        return self._settle(window, replied)
+
+    def _settle(self, window: Issued, replied: tuple[int, ...]) -> Verdict:
+        accepted = _agreeing(window, replied)
+        drafts = window.drafts
+        follower = self._follower()
+        # The token behind the last kept row; with everything kept it is the boundary.
+        own = replied[accepted if window.opens_epoch else accepted - 1]
+        whole = accepted == len(drafts)
+        if whole and follower is not None and own == follower:
+            self.length += accepted
+            return Verdict(
+                tokens=drafts, accepted=accepted, verified=len(drafts), sources=window.sources
+            )
+        self.length += accepted + 1
+        return Verdict(
+            tokens=(*drafts[:accepted], own),
+            accepted=accepted,
+            verified=len(drafts),
+            sources=window.sources,
+            closes=True,
+            voided=self._close_epoch(),
+        )
+
+    def _follower(self) -> int | None:
+        """The first draft that depends on the window just answered."""
+        if self._flights:
+            return self._flights[0].tokens[0]
+        return self._queue[0][0] if self._queue else None
+
+    def _close_epoch(self) -> int:
+        voided = self.live
+        self.epoch += 1
+        self._queue.clear()
+        self._end = None
+        return voided
+
+
+def _agreeing(window: Issued, replied: tuple[int, ...]) -> int:
+    """How many drafts of a window stay. A later window's first draft was judged by the boundary
+    before it, or its epoch would be void."""
+    drafts = window.drafts
+    judges = replied if window.opens_epoch else (drafts[0], *replied)
+    accepted = 0
+    while accepted < len(drafts) and judges[accepted] == drafts[accepted]:
+        accepted += 1
+    return accepted

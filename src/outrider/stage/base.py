@@ -1,0 +1,74 @@
+"""What the engine knows of a stage: something that runs windows and answers them in order.
+
+The whole model in one process is the one-stage case. A stage owns its part of every sequence's
+state, settles it to each window's `start` and forgets what lies below `floor`; the last stage of
+a chain picks the tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.core_types import Reply, TokenLogprob, Window
+from outrider.sampling.params import SamplingParams
+
+
+class Picked(Protocol):
+    """The target's token after each wanted row, with log-probabilities where asked for."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]: ...
+
+
+class Picker(Protocol):
+    """Turns one session's logits into tokens; keeps its randomness, history and counts."""
+
+    def pick(self, window: Window, logits: Tensor) -> Picked:
+        """The tokens after the wanted rows, from their logits [wanted, vocab], fp32."""
+
+
+PickerFactory = Callable[[SamplingParams, int], Picker]
+"""Makes the picker of a session from its sampling settings and the length of its prompt."""
+
+
+class Stage(Protocol):
+    """Runs windows of many sessions; replies to the windows of one session keep their order."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the target's head."""
+
+    @property
+    def max_length(self) -> int:
+        """Positions that a sequence can have."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a verify row has bit for bit the logits of plain decoding."""
+
+    def open(
+        self, session: int, sampling: SamplingParams, prompt_len: int, taps: Sequence[int] = ()
+    ) -> None:
+        """Begin a session; `sampling` has its seed. `taps` are handed over for all rows."""
+
+    def submit(self, window: Window) -> None:
+        """Queue a window; returns at once."""
+
+    def void(self, session: int, epoch: int) -> None:
+        """Windows of `session` up to `epoch` need not run; each is still answered, as skipped."""
+
+    def poll(self) -> list[Reply]:
+        """Run what is due and return its replies; blocks until there is one, if any is owed."""
+
+    def close(self, session: int) -> None:
+        """End a session and free its state; its windows in flight are not answered any more."""
+
+    def check(self) -> None:
+        """Raise if a session's state contradicts its bookkeeping (tests, idle checks)."""
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions open now."""
