@@ -3,7 +3,9 @@
 The only file that names concrete targets, stages and drafters.
 """
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,17 +25,20 @@ from outrider.engine.engine import Engine as EngineFacade
 from outrider.engine.engine import Speculation, WindowLimits
 from outrider.errors import ConfigError
 from outrider.models.checkpoint import Checkpoint
-from outrider.models.decoder import state_spec
+from outrider.models.decoder import Decoder, state_spec
 from outrider.models.generation import sampling_defaults
 from outrider.models.hf_config import read_config
 from outrider.models.hub import resolve
 from outrider.models.load import LoadOptions, load_decoder
+from outrider.models.selfcheck import rows_are_invariant
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
 from outrider.sampling.params import SamplingParams
 from outrider.stage.local import LocalStage
 from outrider.state.spec import POLICIES
 from outrider.verify.tail import Tail
+
+LOG = logging.getLogger(__name__)
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter,
@@ -72,7 +77,7 @@ class Engine(EngineFacade):
             torch.set_num_threads(config.target.threads)
         folder = resolve(config.target.path)
         kernels = Kernels(exact=_exact(config.target))
-        decoder = load_decoder(folder, kernels, _options(config.target))
+        decoder = _proven(load_decoder(folder, kernels, _options(config.target)), config.target)
         speculation = _speculation(config.speculative)
         capacity = _capacity(config, speculation.windows)
         stage = LocalStage(decoder, config.state.rollback, capacity, make_picker)
@@ -92,6 +97,19 @@ def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
 
 def _exact(target: TargetConfig) -> bool:
     return target.device == "cpu" if target.exact is None else target.exact
+
+
+def _proven(decoder: Decoder, target: TargetConfig) -> Decoder:
+    """The decoder, with its claim of exactness put to the test on this processor."""
+    if not decoder.exact or rows_are_invariant(decoder):
+        return decoder
+    if target.exact:
+        raise ConfigError(
+            "target.exact = true cannot be kept: on this processor a row's bits depend on the "
+            "rows beside it, whichever kernels are used; leave target.exact out or set it false."
+        )
+    LOG.warning("not exact: on this processor a row's bits depend on the rows beside it")
+    return replace(decoder, exact=False)
 
 
 def _options(target: TargetConfig) -> LoadOptions:
