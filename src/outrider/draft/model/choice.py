@@ -1,0 +1,123 @@
+"""Which token a draft model proposes after a row of its logits, and when it would rather stop."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core_types import Draft
+from outrider.errors import ConfigError, StageError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.process import probabilities
+from outrider.sampling.rng import Key, Purpose, draw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A proposed token; `confidence` is the largest probability of its row, whatever was drawn.
+
+    `probs`, float64 [target rows], is the distribution that a sampled token was drawn from.
+    """
+
+    token: int
+    confidence: float
+    probs: Tensor | None = None
+
+
+class Chooser(Protocol):
+    """Picks the token after a row, or None where the draft should end before it.
+
+    Ending may depend on the row's distribution, never on the token that is drawn from it: what is
+    accepted would not be distributed as the target's own tokens otherwise.
+    """
+
+    def choose(self, logits: Tensor, position: int) -> Choice | None:
+        """Look at `logits` [1, draft rows] for the token at absolute `position`."""
+
+
+class GreedyChooser:
+    """The likeliest of the `vocab_size` tokens that draft and target share, the first of equals.
+
+    A draft ends where the likeliest token has less than `min_probability`.
+    """
+
+    def __init__(self, *, vocab_size: int, min_probability: float = 0.0) -> None:
+        _check_probability(min_probability)
+        self._vocab_size = vocab_size
+        self._min_probability = min_probability
+
+    def choose(self, logits: Tensor, position: int) -> Choice | None:
+        """See `Chooser`."""
+        row = logits[0, : self._vocab_size]
+        token = int(row.argmax())
+        confidence = math.exp(float(row[token] - row.logsumexp(0)))
+        _check_finite(confidence, position)
+        if confidence < self._min_probability:
+            return None
+        return Choice(token=token, confidence=confidence)
+
+
+class SampledChooser:
+    """A draw at `temperature` from the tokens that draft and target share.
+
+    The distributions handed over have `target_rows` entries, as the target's logits have.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        target_rows: int,
+        temperature: float,
+        key: Key,
+        min_probability: float = 0.0,
+    ) -> None:
+        _check_probability(min_probability)
+        if not temperature > 0.0:
+            raise ConfigError(
+                f"draft temperature = {temperature} is not positive; leave it at 0 for greedy "
+                f"drafts."
+            )
+        self._sampling = SamplingParams(temperature=temperature)
+        self._vocab_size, self._target_rows = vocab_size, target_rows
+        self._key, self._min_probability = key, min_probability
+
+    def choose(self, logits: Tensor, position: int) -> Choice | None:
+        """See `Chooser`."""
+        probs = probabilities(logits[0, : self._vocab_size], self._sampling, None)
+        confidence = float(probs.max())
+        if confidence < self._min_probability:
+            return None
+        token = draw(probs, self._key.uniform(position, Purpose.DRAFT))
+        padded = probs.new_zeros(self._target_rows)
+        padded[: self._vocab_size] = probs
+        return Choice(token=token, confidence=confidence, probs=padded)
+
+
+def as_draft(choices: Sequence[Choice], source: str) -> Draft | None:
+    """Return the choices as a draft, None if there are none."""
+    if not choices:
+        return None
+    rows = [choice.probs for choice in choices if choice.probs is not None]
+    return Draft(
+        tokens=tuple(choice.token for choice in choices),
+        source=source,
+        probs=torch.stack(rows) if rows else None,
+        confidence=tuple(choice.confidence for choice in choices),
+    )
+
+
+def _check_probability(value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"min_probability = {value} is out of range; it must be from 0 to 1.")
+
+
+def _check_finite(confidence: float, position: int) -> None:
+    if not math.isfinite(confidence):
+        raise StageError(
+            f"the draft model's logits for position {position} hold NaN or infinity: check the "
+            f"draft checkpoint and its dtype."
+        )

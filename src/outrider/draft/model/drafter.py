@@ -1,0 +1,56 @@
+"""The draft model drafter: a smaller model says what comes next, one token per pass.
+
+After speculative decoding (Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv
+2302.01318). Rounds in which another drafter worked are caught up on at the next proposal, in one
+pass over the missing tokens and the last one.
+"""
+
+import torch
+
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.draft.model.choice import Choice, Chooser, as_draft
+from outrider.draft.model.runner import DraftRunner, DraftStateSettings
+from outrider.models.decoder import Decoder
+
+
+class DraftModelDrafter:
+    """Drafts for one session with a whole model and a state of its own."""
+
+    name = "draft"
+    needs = Needs()
+
+    def __init__(
+        self, decoder: Decoder, chooser: Chooser, settings: DraftStateSettings | None = None
+    ) -> None:
+        """`chooser` picks tokens from the draft's logits and knows what the target shares."""
+        self._chooser = chooser
+        self._runner: DraftRunner | None = DraftRunner(decoder, settings or DraftStateSettings())
+
+    @torch.inference_mode()
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return up to `budget` tokens; None if unsure at once, or beyond the model's length.
+
+        Takes a pass per token, the first one over everything not yet consumed.
+        """
+        assert self._runner is not None, "a closed drafter was used"
+        count = min(budget, self._runner.max_length - len(context) + 1)
+        return self._propose(self._runner, context, count) if count > 0 else None
+
+    def observe(self, commit: Commit) -> None:
+        """Learn what became final; nothing runs."""
+        if self._runner is not None:
+            self._runner.observe(commit)
+
+    def close(self) -> None:
+        """Free the state."""
+        self._runner = None
+
+    def _propose(self, runner: DraftRunner, context: Context, count: int) -> Draft | None:
+        logits = runner.follow(context, steps=count - 1)
+        choices: list[Choice] = []
+        while (choice := self._chooser.choose(logits, len(context) + len(choices))) is not None:
+            choices.append(choice)
+            if len(choices) == count:
+                break
+            logits = runner.step(choice.token)
+        return as_draft(choices, self.name)
