@@ -15,7 +15,7 @@ _HOMES = {
     "Context": "outrider.core_types",
     "Draft": "outrider.core_types",
     "Drafter": "outrider.draft.base",
-    "Engine": "outrider.assemble",
+    "Engine": "outrider.assemble.engine",
     "Generation": "outrider.engine.engine",
     "GenerationResult": "outrider.engine.engine",
     "Needs": "outrider.core_types",

@@ -1,6 +1,6 @@
 """Types of the public names, for type checkers; the package itself loads them on first use."""
 
-from outrider.assemble import Engine as Engine
+from outrider.assemble.engine import Engine as Engine
 from outrider.config.run import RunConfig as RunConfig
 from outrider.config.run import SpeculativeConfig as SpeculativeConfig
 from outrider.config.run import StateConfig as StateConfig

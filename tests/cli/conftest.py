@@ -28,9 +28,10 @@ class Ended:
 def script(monkeypatch) -> fake_engine.Script:
     """The scripted engine's script, installed."""
     script = fake_engine.Script()
-    module = fake_engine.assemble(script)
-    monkeypatch.setitem(sys.modules, "outrider.assemble", module)
-    monkeypatch.setattr(outrider, "assemble", module, raising=False)
+    stand_ins = fake_engine.modules(script)
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(outrider, "assemble", stand_ins["outrider.assemble"], raising=False)
     for name in list(os.environ):
         if name.startswith("OUTRIDER_"):
             monkeypatch.delenv(name)

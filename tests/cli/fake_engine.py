@@ -117,23 +117,26 @@ class Engine:
         self.script.closed += 1
 
 
-def assemble(script: Script) -> ModuleType:
-    """A module to stand in for `outrider.assemble`."""
-    module = ModuleType("outrider.assemble")
-    module.Engine = type("Engine", (Engine,), {"script": script})
-    module.inspect = lambda path: {
+def modules(script: Script) -> dict[str, ModuleType]:
+    """Modules to stand in for `outrider.assemble` and those below it, by their full names."""
+    package, engine, inspection = (
+        ModuleType(f"outrider.assemble{part}") for part in ("", ".engine", ".inspection")
+    )
+    engine.Engine = type("Engine", (Engine,), {"script": script})
+    inspection.inspect = lambda path: {
         "model": path,
         "layers": {"attention": 2, "gated delta net": 6},
         "parameters": 1234567,
         "drafters": ["suffix", "ngram-cache"],
         "tied_embeddings": True,
     }
-    module.doctor = lambda: {"torch": "2", "kernels": []}
-    return module
+    inspection.doctor = lambda: {"torch": "2", "kernels": []}
+    package.engine, package.inspection = engine, inspection
+    return {module.__name__: module for module in (package, engine, inspection)}
 
 
 def install(**settings) -> None:
     """Stand in for the engine in a whole process."""
-    module = assemble(Script(**settings))
-    sys.modules["outrider.assemble"] = module
-    outrider.assemble = module
+    stand_ins = modules(Script(**settings))
+    sys.modules.update(stand_ins)
+    outrider.assemble = stand_ins["outrider.assemble"]

@@ -41,15 +41,55 @@ def test_fallback_needs_windows_in_flight():
 
 
 @pytest.mark.parametrize("window", [{"depth": 2}, {"runahead_tokens": 8}])
-def test_fallback_that_could_run_is_not_built_yet(window):
-    found = fallback(draft_model="demo-draft", verify_window=VerifyWindowConfig(**window))
-    assert found.startswith("speculative.ngram_fallback = 'draft' is not built yet")
+def test_fallback_that_can_run_passes(window):
+    speculative = SpeculativeConfig(
+        ngram_fallback="draft",
+        draft_model="demo-draft",
+        verify_window=VerifyWindowConfig(**window),
+    )
+    check(RunConfig(speculative=speculative))
 
 
 def test_draft_model_that_nothing_uses():
     assert refusal(speculative=SpeculativeConfig(draft_model="demo-draft")) == (
         "speculative.draft_model = 'demo-draft' would never be used by speculative.method = "
         "'suffix': leave it out."
+    )
+
+
+@pytest.mark.parametrize("method", ["draft", "suffix+draft", "ngram-cache+draft"])
+def test_draft_methods_need_a_draft_model(method):
+    assert refusal(speculative=SpeculativeConfig(method=method)) == (
+        f"speculative.method = {method!r} needs speculative.draft_model, but none is set: name a "
+        "model folder, a hub ID@REVISION or 'demo-draft'."
+    )
+
+
+def test_draft_temperature_that_nothing_uses():
+    assert refusal(speculative=SpeculativeConfig(draft_temperature=0.5)).startswith(
+        "speculative.draft_temperature = 0.5 would never be used by speculative.method = 'suffix'"
+    )
+
+
+@pytest.mark.parametrize("window", [{"depth": 2}, {"runahead_tokens": 8}])
+def test_sampled_drafts_need_one_window_at_a_time(window):
+    speculative = SpeculativeConfig(
+        method="draft",
+        draft_model="demo-draft",
+        draft_temperature=0.5,
+        verify_window=VerifyWindowConfig(**window),
+    )
+    assert refusal(speculative=speculative).startswith(
+        "speculative.draft_temperature = 0.5 needs one window at a time"
+    )
+
+
+def test_drafts_must_fit_the_window_that_was_asked_for():
+    window = VerifyWindowConfig(max_tokens=8)
+    check(RunConfig(speculative=SpeculativeConfig(max_draft_tokens=7, verify_window=window)))
+    found = refusal(speculative=SpeculativeConfig(max_draft_tokens=8, verify_window=window))
+    assert found.startswith(
+        "speculative.max_draft_tokens = 8 does not fit speculative.verify_window.max_tokens = 8"
     )
 
 

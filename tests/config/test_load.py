@@ -145,7 +145,7 @@ def test_bad_environment_names_the_variable(name, value, expected):
 def test_later_methods_are_known_and_refused(method):
     assert message(flags={"--method": method}) == (
         f"flag --method: speculative.method = {method!r} is not built yet: use one of "
-        "off, suffix, ngram-cache."
+        "off, suffix, ngram-cache, draft, suffix+draft, ngram-cache+draft."
     )
 
 

@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
 
 
 class Engine(Protocol):
-    """The facade that `outrider.assemble.Engine` offers."""
+    """The facade that `outrider.assemble.engine.Engine` offers."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -71,7 +71,7 @@ class Engine(Protocol):
 
 def open_engine(config: RunConfig) -> Engine:
     """Load the model that a configuration names."""
-    from outrider.assemble import Engine as Facade
+    from outrider.assemble.engine import Engine as Facade
 
     with busy(f"loading {config.target.path}"):
         engine: Engine = Facade.load_run(config)

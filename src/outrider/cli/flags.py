@@ -35,7 +35,27 @@ class RunFlags:
     ] = None
     method: Annotated[
         str | None,
-        _flag("--method", "NAME", "Who drafts: off, suffix or ngram-cache."),
+        _flag(
+            "--method",
+            "NAME",
+            "Who drafts: off, suffix, ngram-cache, draft, suffix+draft or ngram-cache+draft.",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        _flag("--draft-model", "MODEL", 'A model folder, a hub ID@REVISION or "demo-draft".'),
+    ] = None
+    draft_temperature: Annotated[
+        float | None,
+        _flag("--draft-temperature", "X", "0 drafts greedily; above, drafts are sampled."),
+    ] = None
+    ngram_fallback: Annotated[
+        str | None,
+        _flag("--ngram-fallback", "none|draft", "Who drafts where n-grams find nothing in flight."),
+    ] = None
+    min_probability: Annotated[
+        float | None,
+        _flag("--min-probability", "P", "End a draft before a token less likely than this."),
     ] = None
     max_draft_tokens: Annotated[
         str | None,
@@ -48,6 +68,10 @@ class RunFlags:
     depth: Annotated[
         int | None,
         _flag("--depth", "N", "Windows in flight."),
+    ] = None
+    runahead_tokens: Annotated[
+        int | None,
+        _flag("--runahead-tokens", "N", "Rows in flight, instead of a number of windows."),
     ] = None
     rollback: Annotated[
         str | None,

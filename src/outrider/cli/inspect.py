@@ -16,19 +16,19 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show a model's architecture, its state's bytes for each policy and the drafters that fit."""
-    from outrider import assemble
+    from outrider.assemble import inspection
 
     with busy(f"reading {path}"):
-        facts = assemble.inspect(path)
+        facts = inspection.inspect(path)
     _show(facts, as_json=json)
 
 
 def doctor(json: Json = False) -> None:
     """Show versions, processor, memory and the kernels that pass their self-test here."""
-    from outrider import assemble
+    from outrider.assemble import inspection
 
     with busy("testing kernels"):
-        facts = assemble.doctor()
+        facts = inspection.doctor()
     _show(facts, as_json=json)
 
 

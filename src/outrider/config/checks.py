@@ -2,7 +2,13 @@
 
 import re
 
-from outrider.config.run import NGRAM_METHODS, RunConfig, SpeculativeConfig, TargetConfig
+from outrider.config.run import (
+    DRAFT_METHODS,
+    NGRAM_METHODS,
+    RunConfig,
+    SpeculativeConfig,
+    TargetConfig,
+)
 from outrider.errors import ConfigError
 
 
@@ -11,6 +17,7 @@ def check(config: RunConfig) -> RunConfig:
     _check_target(config.target)
     _check_fallback(config.speculative)
     _check_draft_model(config.speculative)
+    _check_windows(config.speculative)
     return config
 
 
@@ -36,15 +43,10 @@ def _check_fallback(speculative: SpeculativeConfig) -> None:
         )
     if speculative.draft_model is None:
         raise ConfigError(_FALLBACK.format("speculative.draft_model", "none is set"))
-    window = speculative.verify_window
-    if window.depth == 1 and window.runahead_tokens is None:
+    if _is_serial(speculative):
         raise ConfigError(
             _FALLBACK.format("windows in flight", "speculative.verify_window.depth = 1")
         )
-    raise ConfigError(
-        "speculative.ngram_fallback = 'draft' is not built yet, since draft models are not: "
-        "use 'none'."
-    )
 
 
 _FALLBACK = (
@@ -53,10 +55,44 @@ _FALLBACK = (
 )
 
 
+def _is_serial(speculative: SpeculativeConfig) -> bool:
+    window = speculative.verify_window
+    return window.depth == 1 and window.runahead_tokens is None
+
+
 def _check_draft_model(speculative: SpeculativeConfig) -> None:
-    if speculative.draft_model is None or "draft" in speculative.method:
+    method, model = speculative.method, speculative.draft_model
+    used = method in DRAFT_METHODS or speculative.ngram_fallback == "draft"
+    if used and model is None:
+        raise ConfigError(
+            f"speculative.method = {method!r} needs speculative.draft_model, but none is set: name "
+            "a model folder, a hub ID@REVISION or 'demo-draft'."
+        )
+    if not used and model is not None:
+        raise ConfigError(
+            f"speculative.draft_model = {model!r} would never be used by speculative.method = "
+            f"{method!r}: leave it out."
+        )
+    temperature = speculative.draft_temperature
+    if temperature and not used:
+        raise ConfigError(
+            f"speculative.draft_temperature = {temperature} would never be used by "
+            f"speculative.method = {method!r}: leave it out."
+        )
+    if temperature and not _is_serial(speculative):
+        raise ConfigError(
+            f"speculative.draft_temperature = {temperature} needs one window at a time, since "
+            "sampled drafts are verified where the logits are: leave it out, or set "
+            "speculative.verify_window.depth = 1 and no runahead_tokens."
+        )
+
+
+def _check_windows(speculative: SpeculativeConfig) -> None:
+    drafts, rows = speculative.max_draft_tokens, speculative.verify_window.max_tokens
+    if drafts == "auto" or rows is None or not _is_serial(speculative) or drafts < rows:
         return
     raise ConfigError(
-        f"speculative.draft_model = {speculative.draft_model!r} would never be used by "
-        f"speculative.method = {speculative.method!r}: leave it out."
+        f"speculative.max_draft_tokens = {drafts} does not fit speculative.verify_window.max_tokens"
+        f" = {rows}, which counts the row of the pending token too: raise the one or lower the "
+        "other, or leave verify_window.max_tokens out."
     )

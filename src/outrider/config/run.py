@@ -10,13 +10,11 @@ from typing import Literal, get_args
 from outrider.config.values import check_fields
 from outrider.errors import ConfigError
 
-Method = Literal["off", "suffix", "ngram-cache"]
+Method = Literal["off", "suffix", "ngram-cache", "draft", "suffix+draft", "ngram-cache+draft"]
 METHODS: tuple[str, ...] = get_args(Method)
 NGRAM_METHODS = ("suffix", "ngram-cache")
+DRAFT_METHODS = ("draft", "suffix+draft", "ngram-cache+draft")
 PLANNED_METHODS = (
-    "draft",
-    "suffix+draft",
-    "ngram-cache+draft",
     "mtp",
     "eagle3",
     "dflash",
@@ -50,9 +48,13 @@ class TargetConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyWindowConfig:
-    """Windows in flight: rows of one window, windows at once, or a budget of rows instead."""
+    """Windows in flight: rows of one window, windows at once, or a budget of rows instead.
 
-    max_tokens: int = field(default=8, metadata={"low": 1, "high": 1024})
+    `max_tokens` None means: as many as `max_draft_tokens` needs, or 16 where that is "auto" (8
+    with several windows in flight).
+    """
+
+    max_tokens: int | None = field(default=None, metadata={"low": 1, "high": 1024})
     depth: int = field(default=1, metadata={"low": 1, "high": 64})
     runahead_tokens: int | None = field(default=None, metadata={"low": 1})
 
@@ -62,10 +64,15 @@ class VerifyWindowConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Who drafts and how much."""
+    """Who drafts and how much.
+
+    `draft_temperature` 0 drafts greedily; above it, drafts are sampled and verified by rejection
+    sampling. `min_probability` ends a draft before a token that the drafter thinks less likely.
+    """
 
     method: Method = "suffix"
     draft_model: str | None = None
+    draft_temperature: float = field(default=0.0, metadata={"low": 0.0, "high": 100.0})
     ngram_fallback: Literal["none", "draft"] = "none"
     max_draft_tokens: int | Literal["auto"] = field(
         default="auto", metadata={"low": 0, "high": 1023}

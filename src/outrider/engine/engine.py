@@ -44,6 +44,10 @@ class WindowLimits:
     runahead: int | None = None
 
 
+DrafterFactory = Callable[[SamplingParams], Drafter]
+"""Makes a session's drafter; the sampling settings give seed and temperature."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
     """How requests are speculated on unless they say otherwise.
@@ -53,7 +57,7 @@ class Speculation:
     """
 
     method: str
-    drafter: Callable[[], Drafter] | None
+    drafter: DrafterFactory | None
     budget: Callable[[], Budget]
     windows: WindowLimits
     fallback: str | None = None
@@ -226,7 +230,7 @@ class Engine:
             limits=limits,
             ledger=ledger,
             text=TextStream(self.tokenizer, stop, tokens[-TEXT_CONTEXT:]),
-            drafter=speculation.drafter() if speculation.drafter else None,
+            drafter=speculation.drafter(sampling) if speculation.drafter else None,
             budget=speculation.budget(),
             fallback=speculation.fallback,
             counters=Counters(exact=self.stage.exact),

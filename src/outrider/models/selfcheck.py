@@ -24,7 +24,7 @@ WINDOWS = (2, 3, 5, 8, 13, 17)
 def rows_are_invariant(decoder: Decoder) -> bool:
     """Whether windows of several widths equal single steps bit for bit."""
     sample = _sample(decoder)
-    windows = [width for width in WINDOWS if sum(WINDOWS) < decoder.max_length] or [1]
+    windows = WINDOWS if sum(WINDOWS) < decoder.max_length else (1,)
     prompt = max(min(PROMPT_ROWS, decoder.max_length - sum(windows)), 1)
     rows = prompt + sum(windows)
     seed = torch.Generator().manual_seed(0)

@@ -88,6 +88,11 @@ class Tokenizer:
             )
         return str(token)
 
+    def vocabulary(self) -> dict[int, str]:
+        """Every id with its token as the vocabulary spells it, added tokens included."""
+        tokens = self._backend.get_vocab(with_added_tokens=True)
+        return {token_id: token for token, token_id in tokens.items()}
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can work."""

@@ -1,0 +1,121 @@
+"""From a configuration to what drafts for each session."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider.assemble.target import LoadedTarget, sha256
+from outrider.config.run import RunConfig, SpeculativeConfig
+from outrider.draft.base import Drafter
+from outrider.draft.chain import ChainDrafter
+from outrider.draft.lookup.ngram_cache import NgramCacheDrafter, NgramSettings
+from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
+from outrider.draft.model.choice import Chooser, GreedyChooser, SampledChooser
+from outrider.draft.model.drafter import DraftModelDrafter
+from outrider.draft.model.runner import DraftStateSettings
+from outrider.draft.model.vocab import shared_vocabulary
+from outrider.engine.engine import DrafterFactory, WindowLimits
+from outrider.errors import CheckpointError
+from outrider.models.decoder import Decoder
+from outrider.models.files import read_json
+from outrider.models.hub import resolve
+from outrider.models.load import load_decoder
+from outrider.models.tokenizer import Tokenizer
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.rng import Key
+
+CHAINED_MIN_MATCH = 3
+"""A short match ahead of a draft model would keep the better drafter from being asked."""
+
+
+def drafter_factory(
+    config: RunConfig, target: LoadedTarget, windows: WindowLimits
+) -> DrafterFactory | None:
+    """What makes a session's drafter; None for plain decoding. Loads the draft model, if any."""
+    speculative = config.speculative
+    if speculative.draft_model is None:
+        return _lookup(speculative.method)
+    model = _load_draft(speculative.draft_model, target)
+    capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
+    settings = DraftStateSettings(policy=config.state.rollback, capacity=capacity)
+
+    def make(sampling: SamplingParams) -> Drafter:
+        chooser = _chooser(speculative, sampling, model.shared, target.decoder.config.vocab_size)
+        return DraftModelDrafter(model.decoder, chooser, settings)
+
+    if speculative.method == "draft":
+        return make
+    first = _lookup_behind(speculative.method.partition("+")[0])
+    return lambda sampling: ChainDrafter(first(), make(sampling))
+
+
+def _lookup(method: str) -> DrafterFactory | None:
+    kinds: dict[str, DrafterFactory] = {
+        "suffix": lambda sampling: SuffixDrafter(),
+        "ngram-cache": lambda sampling: NgramCacheDrafter(),
+    }
+    return kinds.get(method)
+
+
+def _lookup_behind(method: str) -> Callable[[], Drafter]:
+    """An n-gram drafter that leaves the less certain rounds to a draft model."""
+    if method == "suffix":
+        return lambda: SuffixDrafter(SuffixSettings(min_match=CHAINED_MIN_MATCH))
+    return lambda: NgramCacheDrafter(NgramSettings())
+
+
+@dataclass(frozen=True, slots=True)
+class _DraftModel:
+    """A draft model and how many ids, from 0 on, it shares with the target."""
+
+    decoder: Decoder
+    shared: int
+
+
+def _load_draft(name: str, target: LoadedTarget) -> _DraftModel:
+    """Load and check a draft model; any failure ends the start, never the speculation alone."""
+    try:
+        folder = resolve(name)
+        _check_recorded_target(folder, target)
+        tokenizer = Tokenizer.load(folder)
+        decoder = _decoder(folder, target)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"speculative.draft_model = {name!r} cannot be loaded: {error}"
+        ) from None
+    shared = shared_vocabulary(target.tokenizer.vocabulary(), tokenizer.vocabulary())
+    rows = min(decoder.config.vocab_size, target.decoder.config.vocab_size)
+    return _DraftModel(decoder, min(shared, rows))
+
+
+def _decoder(folder: Path, target: LoadedTarget) -> Decoder:
+    if folder.resolve() == target.folder.resolve():
+        return target.decoder
+    return load_decoder(folder, target.kernels, replace(target.options, max_length=None))
+
+
+def _check_recorded_target(folder: Path, target: LoadedTarget) -> None:
+    """A drafter that was trained for one target, and says which, refuses every other."""
+    recorded = read_json(folder / "config.json").get("outrider", {}).get("target_sha256")
+    if recorded is None:
+        return
+    found = sha256(target.folder) if (target.folder / "model.safetensors").exists() else "unknown"
+    if recorded != found:
+        raise CheckpointError(
+            f"{folder} was trained for the target with SHA-256 {recorded[:12]}…, but the weights "
+            f"of {target.folder} have {found[:12]}…; use the target that it belongs to."
+        )
+
+
+def _chooser(
+    speculative: SpeculativeConfig, sampling: SamplingParams, shared: int, target_rows: int
+) -> Chooser:
+    if speculative.draft_temperature == 0.0:
+        return GreedyChooser(vocab_size=shared, min_probability=speculative.min_probability)
+    return SampledChooser(
+        vocab_size=shared,
+        target_rows=target_rows,
+        temperature=speculative.draft_temperature,
+        key=Key(seed=sampling.seed or 0, choice=0),
+        min_probability=speculative.min_probability,
+    )

@@ -1,0 +1,100 @@
+"""From a configuration to a running engine."""
+
+from outrider.assemble.drafter import drafter_factory
+from outrider.assemble.target import load_target
+from outrider.config.checks import check
+from outrider.config.run import RunConfig, SpeculativeConfig, StateConfig, TargetConfig
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import Engine as EngineFacade
+from outrider.engine.engine import Speculation, WindowLimits
+from outrider.models.generation import sampling_defaults
+from outrider.models.tokenizer import Tokenizer
+from outrider.ops.selftest import Kernels
+from outrider.sampling.params import SamplingParams
+from outrider.stage.local import LocalStage
+from outrider.verify.tail import Tail
+
+SERIAL_ROWS = 16
+"""Rows of a window that the controller may use up when windows run one at a time."""
+PIPELINED_ROWS = 8
+
+
+class Engine(EngineFacade):
+    """An engine with its parts chosen by configuration."""
+
+    tokenizer: Tokenizer
+    kernels: Kernels
+
+    @classmethod
+    def load(
+        cls,
+        target: str | TargetConfig = "demo",
+        *,
+        speculative: SpeculativeConfig | None = None,
+        state: StateConfig | None = None,
+    ) -> "Engine":
+        """Load a target by name, folder or `ID@REVISION`, with its drafter."""
+        return cls.load_run(
+            RunConfig(
+                target=TargetConfig(path=target) if isinstance(target, str) else target,
+                speculative=speculative or SpeculativeConfig(),
+                state=state or StateConfig(),
+            )
+        )
+
+    @classmethod
+    def load_run(cls, config: RunConfig) -> "Engine":
+        """Load everything that a whole configuration names."""
+        check(config)
+        target = load_target(config.target)
+        windows = window_limits(config.speculative)
+        drafts = _drafts(config.speculative, windows)
+        speculation = Speculation(
+            method=config.speculative.method,
+            drafter=drafter_factory(config, target, windows),
+            budget=lambda: FixedBudget(drafts),
+            windows=windows,
+            fallback="draft" if config.speculative.ngram_fallback == "draft" else None,
+        )
+        stage = LocalStage(
+            target.decoder, config.state.rollback, _capacity(config, windows), make_picker
+        )
+        defaults = sampling_defaults(target.folder)
+        engine = cls(stage, target.tokenizer, speculation, defaults)
+        engine.kernels = target.kernels
+        return engine
+
+    def describe(self) -> dict[str, object]:
+        """What was chosen at load: exactness and the kernels by shape."""
+        return {"exact": self.stage.exact, "kernels": self.kernels.report()}
+
+
+def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
+    """The verifier of one session."""
+    return Tail(sampling, prompt_len=prompt_len)
+
+
+def window_limits(speculative: SpeculativeConfig) -> WindowLimits:
+    """Rows per window, windows in flight, run-ahead; what "auto" leaves open is filled in."""
+    window, drafts = speculative.verify_window, speculative.max_draft_tokens
+    serial = window.depth == 1 and window.runahead_tokens is None
+    width = window.max_tokens
+    if width is None and serial:
+        width = SERIAL_ROWS if drafts == "auto" else drafts + 1
+    return WindowLimits(
+        width=PIPELINED_ROWS if width is None else width,
+        depth=window.depth,
+        runahead=window.runahead_tokens,
+    )
+
+
+def _drafts(speculative: SpeculativeConfig, windows: WindowLimits) -> int:
+    wanted = speculative.max_draft_tokens
+    return windows.width if wanted == "auto" else wanted
+
+
+def _capacity(config: RunConfig, windows: WindowLimits) -> int:
+    """Rows that may be taken back: all that may be in flight, unless the user set it."""
+    if config.state.capacity is not None:
+        return config.state.capacity
+    return windows.runahead + 1 if windows.runahead else windows.width * windows.depth
