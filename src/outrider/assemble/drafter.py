@@ -83,8 +83,10 @@ def _load_draft(name: str, target: LoadedTarget) -> _DraftModel:
         raise CheckpointError(
             f"speculative.draft_model = {name!r} cannot be loaded: {error}"
         ) from None
-    shared = shared_vocabulary(target.tokenizer.vocabulary(), tokenizer.vocabulary())
     rows = min(decoder.config.vocab_size, target.decoder.config.vocab_size)
+    if decoder is target.decoder:
+        return _DraftModel(decoder, rows)
+    shared = shared_vocabulary(target.tokenizer.vocabulary(), tokenizer.vocabulary())
     return _DraftModel(decoder, min(shared, rows))
 
 

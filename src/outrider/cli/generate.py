@@ -92,6 +92,11 @@ def generate(
             "--compare with speculative.method = 'off' would compare plain decoding with itself: "
             "choose a method that drafts."
         )
+    if flags.compare and loaded.config.speculative.draft_temperature:
+        raise ConfigError(
+            "--compare checks that tokens are equal, which sampled drafts do not promise (they "
+            "keep the distribution): leave speculative.draft_temperature out."
+        )
     sampling_flags.check()
     source = _read_prompt(prompt, flags, chat_flags)
     state = Run(flags=flags, output=OutputFile(flags.output) if flags.output else None)
