@@ -49,7 +49,9 @@ def lint(folder: Path) -> str:
 
 @pytest.fixture
 def copy(tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "outrider", ignore=shutil.ignore_patterns("*.safetensors", "*.pyc"))
+    shutil.copytree(
+        PACKAGE, tmp_path / "outrider", ignore=shutil.ignore_patterns("*.safetensors", "*.pyc")
+    )
     return tmp_path
 
 
