@@ -16,6 +16,7 @@ SEAMS = {
     "safetensors": ("models/checkpoint.py",),
     "tokenizers": ("models/tokenizer.py",),
     "torch": ("",),
+    "transformers": ("bench/peers.py",),
     "typer": ("cli/",),
 }
 WRITERS = {"print", "sys.stdout.write", "sys.stderr.write"}

@@ -56,6 +56,22 @@ OWN = {
     "--compare",
     "--print-config",
 }
+BENCH = {
+    "--workload",
+    "--prompts",
+    "--tokens",
+    "--repeats",
+    "--pause",
+    "--max-drift",
+    "--seed",
+    "--ignore-eos",
+    "--quick",
+    "--peer",
+    "--output",
+    "--html",
+    "--json",
+    "--fail-under",
+}
 HELP = {"-h", "--help"}
 
 
@@ -67,6 +83,8 @@ HELP = {"-h", "--help"}
         (["chat"], CHAT | SAMPLING | RUN),
         (["inspect"], {"--json"}),
         (["doctor"], {"--json"}),
+        (["bench"], BENCH | RUN),
+        (["bench", "compare"], {"--json", "--fail-under"}),
     ],
 )
 def test_flags_are_a_promise(outrider_command, command, flags):

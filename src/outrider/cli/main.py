@@ -1,7 +1,7 @@
 """The command line: parses, and turns every refusal into one line and an exit code.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 `--compare` found a difference, 130
-interrupted. Nothing here loads torch; a command does when it is run.
+interrupted; `bench` has two more. Nothing here loads torch; a command does when it is run.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from outrider import __version__
+from outrider.cli.bench import app as bench
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate
 from outrider.cli.inspect import doctor, inspect
@@ -29,6 +30,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(inspect)
 app.command()(doctor)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

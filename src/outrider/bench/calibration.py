@@ -1,0 +1,140 @@
+"""What passes cost at a context: V(n), a plain step and a rollback, measured in turn.
+
+Windows are given to the stage directly. Of two sessions at the same context one steps along as
+plain decoding does; the other runs n rows from the context, keeps some of them for the next window
+and goes back, over and over. So every pass meets the same number of keys, and the machine's moods
+meet every kind of pass alike.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import median
+
+from outrider.bench.costs import Curve
+from outrider.bench.leg import GREEDY
+from outrider.bench.replay import Passage
+from outrider.core_types import Reply, Window
+from outrider.errors import StageError
+from outrider.stage.base import Stage
+
+STEPPING, VERIFYING = -11, -12
+"""Sessions of the calibration; an engine's own are counted from 0."""
+PREFILL_ROWS = 256
+MOST_STEPS = 32
+"""Plain steps before the stepping session returns to the context."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Readings:
+    """Milliseconds by rows (verify), by rows kept (rollback) and of plain steps."""
+
+    step: list[float] = field(default_factory=list)
+    verify: dict[int, list[float]] = field(default_factory=dict)
+    rollback: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def step_ms(self) -> float:
+        return median(self.step)
+
+    @property
+    def verify_curve(self) -> Curve:
+        return Curve({rows: median(times) for rows, times in self.verify.items()})
+
+    @property
+    def rollback_curve(self) -> Curve:
+        return Curve({kept: median(times) for kept, times in self.rollback.items()})
+
+
+def calibrate(
+    stage: Stage, passages: Sequence[Passage], rows: Sequence[int], repeats: int, seed: int
+) -> Readings:
+    """Measure passes of each number of `rows` in the middle of each passage's output."""
+    readings, rng = Readings(), random.Random(seed)
+    for passage in passages:
+        with_output = [*passage.prompt, *passage.output]
+        context = len(passage.prompt) + len(passage.output) // 2
+        place = _Place(stage, with_output, context)
+        try:
+            for _ in range(repeats):
+                for n in rng.sample(list(rows), len(rows)):
+                    place.measure(n, rng.randint(1, n), readings)
+        finally:
+            place.close()
+    return readings
+
+
+class _Place:
+    """Two sessions of one stage at one context."""
+
+    def __init__(self, stage: Stage, tokens: Sequence[int], context: int) -> None:
+        self._stage = stage
+        self._tokens = tokens
+        self._context = context
+        self._stepped = context
+        self._ids: Iterator[int] = count()
+        for session in (STEPPING, VERIFYING):
+            self._open(session)
+
+    def _open(self, session: int) -> None:
+        self._stage.open(session, GREEDY, self._context)
+        for start in range(0, self._context, PREFILL_ROWS):
+            end = min(start + PREFILL_ROWS, self._context)
+            self._run(session, start, self._slice(start, end - start), floor=end, wanted=0)
+
+    def measure(self, rows: int, kept: int, into: Readings) -> None:
+        """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
+        into.step.append(self._step())
+        start = self._context
+        wide = self._run(VERIFYING, start, self._slice(start, rows), floor=start)
+        into.verify.setdefault(rows, []).append(wide.verify_ms)
+        if kept < rows:
+            after = self._run(VERIFYING, start + kept, self._slice(start + kept, 1), floor=start)
+            into.rollback.setdefault(kept, []).append(after.rollback_ms)
+
+    def _step(self) -> float:
+        """One plain step; too far from the context it goes back to it."""
+        if self._stepped - self._context >= MOST_STEPS:
+            self._stage.close(STEPPING)
+            self._open(STEPPING)
+            self._stepped = self._context
+        start = self._stepped
+        self._stepped += 1
+        return self._run(STEPPING, start, self._slice(start, 1), floor=start + 1).verify_ms
+
+    def _slice(self, start: int, rows: int) -> tuple[int, ...]:
+        """Tokens of the text, gone through again where it ends."""
+        size = len(self._tokens)
+        return tuple(self._tokens[place % size] for place in range(start, start + rows))
+
+    def _run(
+        self,
+        session: int,
+        start: int,
+        tokens: tuple[int, ...],
+        floor: int,
+        wanted: int | None = None,
+    ) -> Reply:
+        """One window, answered. Each opens an epoch of its own: what it leaves is not kept."""
+        number = next(self._ids)
+        self._stage.submit(
+            Window(
+                session=session,
+                id=number,
+                epoch=number,
+                start=start,
+                floor=floor,
+                tokens=tokens,
+                wanted=len(tokens) if wanted is None else wanted,
+            )
+        )
+        replies = [reply for reply in self._stage.poll() if reply.session == session]
+        if len(replies) != 1 or replies[0].id != number:
+            raise StageError(f"the stage did not answer window {number} of the calibration.")
+        return replies[0]
+
+    def close(self) -> None:
+        """End both sessions."""
+        for session in (STEPPING, VERIFYING):
+            self._stage.close(session)

@@ -1,0 +1,123 @@
+"""Measured costs as curves, and what a run of rounds would take by them. Pure, times in ms."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider.telemetry.counters import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Medians by a whole number (rows, drafts, kept rows), straight lines between them.
+
+    Beyond the ends it goes on along the nearest line, but never below the nearest point.
+    """
+
+    points: Mapping[int, float]
+
+    def at(self, place: float) -> float:
+        """The value at `place`; 0.0 where nothing was measured."""
+        known = sorted(self.points)
+        if not known:
+            return 0.0
+        if place in self.points:
+            return self.points[int(place)]
+        if len(known) == 1 or place < known[0]:
+            return self.points[known[0]]
+        right = next((index for index, x in enumerate(known) if x > place), len(known) - 1)
+        low, high = known[right - 1], known[right]
+        slope = (self.points[high] - self.points[low]) / (high - low)
+        value = self.points[low] + slope * (place - low)
+        return max(value, self.points[high]) if place > high else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What the parts cost at the context of the run, each measured apart from the rounds.
+
+    verify: a pass of n rows. draft: one proposal that found j drafts, its upkeep included.
+    rollback: taking rows back so that n of the window stay. step: the pass of plain decoding.
+    host: what a step takes beyond its pass. draft_by_budget: a proposal at budget k.
+    """
+
+    step: float
+    host: float
+    verify: Curve
+    draft: Curve
+    rollback: Curve
+
+    @property
+    def plain(self) -> float:
+        """One plain step: the unit of everything else."""
+        return self.step + self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """How many rounds there were: by drafts in the window, and by rows kept where some were taken
+    back; `emitted` tokens came of them."""
+
+    emitted: int
+    by_drafts: Mapping[int, int]
+    by_kept: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        return sum(self.by_drafts.values())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round; 0.0 without rounds."""
+        return self.emitted / self.count if self.count else 0.0
+
+    @property
+    def mean_drafts(self) -> float:
+        """Drafts per round, rounds without any included."""
+        total = sum(drafts * count for drafts, count in self.by_drafts.items())
+        return total / self.count if self.count else 0.0
+
+
+def rounds_of(counters: Counters) -> Rounds:
+    """The rounds of a run at depth 1, from its counters alone."""
+    at_least = [counters.windows_judged, *counters.verified_at, 0]
+    by_drafts = {n: at_least[n] - at_least[n + 1] for n in range(len(at_least) - 1)}
+    accepted = [*counters.accepted_at, *[0] * len(counters.reached_at)]
+    stopped = [reached - kept for reached, kept in zip(counters.reached_at, accepted, strict=False)]
+    return Rounds(
+        emitted=counters.emitted - counters.first_tokens,
+        by_drafts={n: count for n, count in by_drafts.items() if count},
+        by_kept={place + 1: count for place, count in enumerate(stopped) if count},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCost:
+    """The mean round in ms, by part."""
+
+    draft: float
+    verify: float
+    rollback: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.rollback + self.host
+
+
+def price(rounds: Rounds, costs: Costs) -> RoundCost:
+    """What the mean of these rounds would take."""
+    count = max(rounds.count, 1)
+    drafted = sum(costs.draft.at(n) * times for n, times in rounds.by_drafts.items())
+    verified = sum(_pass(costs, n) * times for n, times in rounds.by_drafts.items())
+    returned = sum(costs.rollback.at(n) * times for n, times in rounds.by_kept.items())
+    return RoundCost(
+        draft=drafted / count,
+        verify=verified / count,
+        rollback=returned / count,
+        host=costs.host,
+    )
+
+
+def _pass(costs: Costs, drafts: int) -> float:
+    """A window without drafts is a plain step."""
+    return costs.verify.at(drafts + 1) if drafts else costs.step

@@ -1,0 +1,132 @@
+"""Other engines in the same run, on the same weights and tokens. A refusal is a result.
+
+transformers is imported when one of its peers is made; the `bench` extra brings it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from outrider.bench.leg import Clock, Leg, since_first
+from outrider.errors import ConfigError
+
+LOOKUP_TOKENS = 8
+ASSISTED_TOKENS = 4
+
+
+class Refusal(Exception):
+    """A peer cannot do what was asked; the message says why, in its own words."""
+
+
+class Peer(Protocol):
+    """Decodes greedily; raises Refusal where it cannot."""
+
+    @property
+    def name(self) -> str: ...
+    def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTarget:
+    """What a peer loads: the target's folder, the draft model's, type of the weights, drafts."""
+
+    target: Path
+    draft: Path | None
+    dtype: str
+    device: str
+
+
+Variant = dict[str, Any]
+"""Further arguments of transformers' `generate`."""
+
+
+def make(name: str, target: PeerTarget) -> list[Peer]:
+    """The peers behind a name of `--peer`; raises ConfigError for an unknown one."""
+    makers: dict[str, Callable[[PeerTarget], list[Peer]]] = {"transformers": _transformers}
+    if name not in makers:
+        raise ConfigError(
+            f"--peer {name!r} is not known: use one of {', '.join(makers)} or leave it out."
+        )
+    return makers[name](target)
+
+
+def _transformers(target: PeerTarget) -> list[Peer]:
+    """Plain, prompt-lookup and, with a draft model, assisted generation."""
+    load = _loader()
+    model = load(target.target, target)
+    lookup: Variant = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    peers: list[Peer] = [
+        TransformersPeer("transformers plain", model, {}),
+        TransformersPeer("transformers prompt lookup", model, lookup),
+    ]
+    if target.draft is not None:
+        assistant = load(target.draft, target)
+        assistant.generation_config.num_assistant_tokens = ASSISTED_TOKENS
+        assistant.generation_config.eos_token_id = None
+        variant: Variant = {"assistant_model": assistant}
+        peers.append(TransformersPeer("transformers assisted", model, variant))
+    return peers
+
+
+def _loader() -> Callable[[Path, PeerTarget], Any]:
+    try:
+        torch, transformers = import_module("torch"), import_module("transformers")
+    except ImportError as error:
+        raise ConfigError(
+            f"--peer transformers needs a package that is missing ({error.name}): install "
+            "outrider[bench]."
+        ) from None
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+    def load(folder: Path, target: PeerTarget) -> Any:
+        dtype = torch.bfloat16 if target.dtype == "bfloat16" else torch.float32
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model.generation_config.eos_token_id = None
+        return model.to(target.device).eval()
+
+    return load
+
+
+class TransformersPeer:
+    """transformers' `generate` with one set of arguments."""
+
+    def __init__(self, name: str, model: Any, variant: Variant) -> None:
+        self.name = name
+        self._model = model
+        self._variant = variant
+
+    def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
+        """Decode `count` tokens behind the prompt."""
+        import torch
+
+        arrivals: list[tuple[int, float]] = []
+
+        def note(ids: Any, _scores: Any, **_rest: Any) -> Any:
+            arrivals.append((ids.shape[1] - len(prompt), clock()))
+            return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+
+        ids = torch.tensor([list(prompt)], device=self._model.device)
+        try:
+            output = self._generate(ids, count, note)
+        except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
+            raise Refusal(" ".join(str(error).split())) from error
+        tokens = tuple(output[0, len(prompt) :].tolist())
+        return Leg(kind=self.name, tokens=tokens, marks=since_first(arrivals))
+
+    def _generate(self, ids: Any, count: int, note: Callable[..., Any]) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            return self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+                stopping_criteria=[note],
+                **self._variant,
+            )

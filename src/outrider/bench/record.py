@@ -1,0 +1,334 @@
+"""A run as JSON: a versioned schema, deterministic counts apart from timings. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.context import bins
+from outrider.bench.costs import Curve, RoundCost
+from outrider.bench.leg import SPECULATIVE, Leg
+from outrider.bench.model import FLAG_ABOVE, Prediction, difference
+from outrider.bench.rounds import Case
+from outrider.bench.run import Calibrated, Measured, plain_legs
+from outrider.bench.stats import (
+    Statistic,
+    Timed,
+    estimate,
+    plain_speed,
+    speculative_speed,
+    speedup,
+)
+from outrider.bench.text import copied_share
+from outrider.errors import RequestError
+from outrider.telemetry.counters import (
+    acceptance_rate,
+    conditional_per_position,
+    mean_acceptance_length,
+    merge,
+    timings,
+)
+
+SCHEMA = "outrider-bench/1"
+FORMULAS = {
+    "speed": "tokens behind the first / ms behind the first; the prompt is not timed",
+    "speedup": "sum of plain medians / sum of speculative medians, per prompt, same tokens",
+    "interval": "95 % of 1,000 resamples of prompts, then of repeats",
+    "acceptance_rate": "accepted / verified drafts, the target's own tokens left out",
+    "mean_acceptance_length": "tokens / target passes, the target's own token included",
+    "per_position": "kept at place i / windows with a draft at place i",
+    "conditional": "kept at place i / windows that kept every draft before place i",
+    "copied": "output tokens that end an 8-gram seen earlier in the context / output tokens",
+    "predicted": "mean acceptance length / (verify + draft + rollback + host in plain steps)",
+    "break_even": "chance per draft, given those before it, at which the round pays for itself",
+}
+
+Record = dict[str, Any]
+
+
+def build(run: Measured, method: str, provenance: Mapping[str, object]) -> Record:
+    """The whole report; parts that were not measured are null."""
+    assert run.verdict is not None
+    return {
+        "schema": SCHEMA,
+        "verdict": run.verdict.outcome,
+        "sentence": run.verdict.sentence,
+        "why": run.verdict.why,
+        "change": run.verdict.change,
+        "method": method,
+        "workload": _workload(run),
+        "settings": asdict(run.settings),
+        "gates": [asdict(gate) for gate in run.gates],
+        "speedup": asdict(run.speedup) if run.speedup else None,
+        "speeds": _speeds(run) if run.speedup else [],
+        "acceptance": _acceptance(run),
+        "counters": _counts(run),
+        "categories": _categories(run) if run.speedup else [],
+        "prompts": [_prompt(case) for case in run.cases] if run.speedup else [],
+        "context": _context(run.cases),
+        "round": _round(run.cases) if run.speedup else None,
+        "model": _model(run, run.calibrated) if run.calibrated and run.speedup else None,
+        "formulas": FORMULAS,
+        "provenance": dict(provenance),
+    }
+
+
+def _workload(run: Measured) -> Record:
+    return {
+        "name": run.workload.name,
+        "version": run.workload.version,
+        "prompts": len(run.cases),
+        "skipped": run.skipped,
+        "tokens": sum(case.count for case in run.cases),
+        "copied": _copied(run.cases),
+    }
+
+
+def _copied(cases: Sequence[Case]) -> float:
+    """Over all output tokens of the plain legs."""
+    total = sum(case.count for case in cases)
+    shares = [
+        copied_share(case.prompt, case.check[0].tokens) * case.count for case in cases if case.check
+    ]
+    return sum(shares) / total if total else 0.0
+
+
+def _row(name: str, samples: Sequence[Timed], statistic: Statistic, seed: int) -> Record:
+    return {"name": name, **_estimate(samples, statistic, seed), "refused": None}
+
+
+def _estimate(samples: Sequence[Timed], statistic: Statistic, seed: int) -> Record:
+    return asdict(estimate(samples, statistic, seed))
+
+
+def _speeds(run: Measured) -> list[Record]:
+    """Tokens per second: plain, speculative, then each peer or why it refused."""
+    seed = run.settings.seed
+    rows = [
+        _row("plain", run.samples, plain_speed, seed),
+        _row("speculative", run.samples, speculative_speed, seed),
+    ]
+    for name in dict.fromkeys(name for case in run.cases for name in case.peers):
+        legs = [case.peers[name] for case in run.cases if name in case.peers]
+        row = _row(name, [_as_timed(group) for group in legs], speculative_speed, seed)
+        rows.append(row | {"same_output": _same_output(run.cases, name)})
+    refused = run.refused.items()
+    return rows + [{"name": name, "value": None, "refused": why} for name, why in refused]
+
+
+def _as_timed(legs: Sequence[Leg]) -> Timed:
+    times = tuple(leg.ms for leg in legs)
+    return Timed(tokens=legs[0].timed, plain=tuple((ms,) for ms in times), speculative=times)
+
+
+def _same_output(cases: Sequence[Case], peer: str) -> bool:
+    return all(
+        leg.tokens == case.check[0].tokens
+        for case in cases
+        if case.check
+        for leg in case.peers.get(peer, [])
+    )
+
+
+def _acceptance(run: Measured) -> Record:
+    return {
+        "rate": acceptance_rate(run.counters),
+        "mean_acceptance_length": mean_acceptance_length(run.counters),
+        "per_position": timings(run.counters)["speculative_accepted_per_position"],
+        "conditional": conditional_per_position(run.counters),
+    }
+
+
+def _counts(run: Measured) -> Record:
+    """What does not depend on the clock."""
+    measured = timings(run.counters).items()
+    sources = {name: asdict(count) for name, count in run.counters.by_source.items()}
+    kept = {k: v for k, v in measured if not k.endswith(("_ms", "per_second"))}
+    return kept | {"by_source": sources}
+
+
+def _categories(run: Measured) -> list[Record]:
+    ordered = sorted(run.cases, key=lambda case: case.category)
+    groups = groupby(ordered, key=lambda case: case.category)
+    return [_category(name, list(cases), run.settings.seed) for name, cases in groups]
+
+
+def _category(name: str, cases: Sequence[Case], seed: int) -> Record:
+    samples = [case.timed for case in cases]
+    counters = merge(case.check[1].counters for case in cases if case.check)  # type: ignore[misc]
+    return {
+        "name": name,
+        "prompts": len(cases),
+        "plain": plain_speed(samples),
+        "speculative": speculative_speed(samples),
+        "speedup": _estimate(samples, speedup, seed),
+        "acceptance_rate": acceptance_rate(counters),
+        "mean_acceptance_length": mean_acceptance_length(counters),
+        "copied": _copied(cases),
+    }
+
+
+def _prompt(case: Case) -> Record:
+    return {
+        "id": case.id,
+        "category": case.category,
+        "prompt_tokens": len(case.prompt),
+        "tokens": case.count,
+        "plain_ms": [list(legs) for legs in case.timed.plain],
+        "speculative_ms": list(case.timed.speculative),
+        "speedup": speedup([case.timed]),
+    }
+
+
+def _context(cases: Sequence[Case]) -> list[Record]:
+    legs = [
+        (len(case.prompt), leg) for case in cases for bracket in case.brackets for leg in bracket
+    ]
+    return [asdict(one) for one in bins(legs)]
+
+
+def _round(cases: Sequence[Case]) -> Record:
+    """The mean round as it was measured, ms by part; host is what no part accounts for."""
+    legs = [leg for case in cases for legs in case.brackets for leg in legs]
+    spent = [(leg.ms, leg.counters) for leg in legs if leg.kind == SPECULATIVE and leg.counters]
+    passes = max(sum(counters.windows_judged for _, counters in spent), 1)
+    draft = sum(counters.draft_ms for _, counters in spent) / passes
+    verify = sum(counters.verify_ms for _, counters in spent) / passes
+    rollback = sum(counters.rollback_ms for _, counters in spent) / passes
+    total = sum(ms for ms, _ in spent) / passes
+    cost = RoundCost(
+        draft=draft, verify=verify, rollback=rollback, host=total - draft - verify - rollback
+    )
+    plain = [leg for case in cases for leg in plain_legs(case)]
+    step = sum(leg.ms for leg in plain) / max(sum(leg.timed for leg in plain), 1)
+    return {**asdict(cost), "total": total, "plain_step": step}
+
+
+def _model(run: Measured, found: Calibrated) -> Record:
+    assert run.speedup is not None
+    apart = difference(found.prediction.speedup, run.speedup.value)
+    return {
+        "plain_step": found.costs.plain,
+        "host": found.costs.host,
+        "verify": _points(found.costs.verify),
+        "draft": _points(found.costs.draft),
+        "rollback": _points(found.costs.rollback),
+        "prediction": _prediction(found.prediction),
+        "measured": run.speedup.value,
+        "difference": apart,
+        "flagged": abs(apart) > FLAG_ABOVE,
+        "sweep": [{"k": point.k, **_prediction(point.prediction)} for point in found.sweep],
+        "best_k": found.best.k if found.best else None,
+        "calibration": {
+            "step_ms": found.readings.step,
+            "verify_ms": found.readings.verify,
+            "rollback_ms": found.readings.rollback,
+        },
+    }
+
+
+def _points(curve: Curve) -> list[list[float]]:
+    return [[place, ms] for place, ms in sorted(curve.points.items())]
+
+
+def _prediction(prediction: Prediction) -> Record:
+    return {
+        "speedup": prediction.speedup,
+        "round_in_plain_steps": prediction.units,
+        "mean_acceptance_length": prediction.mean_acceptance_length,
+        "break_even_acceptance": prediction.break_even,
+        "round": asdict(prediction.round) | {"total": prediction.round.total},
+    }
+
+
+def summary(record: Record) -> Record:
+    """The last line of `--json`: small enough to read, whole figures in the report."""
+    model = record["model"]
+    speeds = {row["name"]: row["value"] for row in record["speeds"]}
+    return {
+        "schema": record["schema"],
+        "verdict": record["verdict"],
+        "sentence": record["sentence"],
+        "method": record["method"],
+        "workload": record["workload"],
+        "speedup": record["speedup"],
+        "tokens_per_second": speeds,
+        "acceptance_rate": record["acceptance"]["rate"],
+        "mean_acceptance_length": record["acceptance"]["mean_acceptance_length"],
+        "predicted_speedup": model["prediction"]["speedup"] if model else None,
+        "prediction_flagged": model["flagged"] if model else None,
+        "best_max_draft_tokens": model["best_k"] if model else None,
+        "failed_gates": [g["name"] for g in record["gates"] if g["state"] != "passed"],
+    }
+
+
+def lines(record: Record) -> Iterator[str]:
+    """What the terminal shows, gates first; each figure with its formula."""
+    for gate in record["gates"]:
+        yield f"{gate['state']:>12}  {gate['name']}: {gate['detail']}"
+    if record["speedup"] is not None:
+        yield from _speed_lines(record)
+    if record["model"] is not None:
+        yield from _model_lines(record["model"])
+    yield record["sentence"]
+
+
+def _speed_lines(record: Record) -> Iterator[str]:
+    formulas, seen, load = record["formulas"], record["acceptance"], record["workload"]
+    yield f"speed in tokens/s ({formulas['speed']}), 95 % interval:"
+    for row in record["speeds"]:
+        if row["refused"] is not None:
+            yield f"  {row['name']:<28} refused: {row['refused']}"
+        else:
+            other = "" if row.get("same_output", True) else "  (its output differs)"
+            bounds = f"{row['low']:.1f} to {row['high']:.1f}"
+            yield f"  {row['name']:<28} {row['value']:8.1f}  {bounds}{other}"
+    up, formula = record["speedup"], formulas["speedup"]
+    yield f"speed-up {up['value']:.2f}x, {up['low']:.2f} to {up['high']:.2f} ({formula})"
+    for row in record["categories"] if len(record["categories"]) > 1 else ():
+        yield (
+            f"  {row['name']:<28} {row['speedup']['value']:8.2f}x, acceptance rate "
+            f"{row['acceptance_rate']:.0%}, length {row['mean_acceptance_length']:.2f}, "
+            f"copied {row['copied']:.0%}"
+        )
+    yield f"acceptance rate {seen['rate']:.1%} ({formulas['acceptance_rate']})"
+    length = seen["mean_acceptance_length"]
+    yield f"mean acceptance length {length:.2f} ({formulas['mean_acceptance_length']})"
+    yield f"copied text {load['copied']:.0%} ({formulas['copied']})"
+
+
+def _model_lines(model: Record) -> Iterator[str]:
+    said, unit = model["prediction"], model["plain_step"]
+    flag = ", FLAGGED: the model misses something here" if model["flagged"] else ""
+    yield (
+        f"predicted {said['speedup']:.2f}x ({FORMULAS['predicted']}), {model['difference']:+.1%} "
+        f"of what was measured{flag}"
+    )
+    parts = ", ".join(
+        f"{name} {said['round'][name] / unit:.2f}" for name in ("verify", "draft", "rollback")
+    )
+    yield f"a round costs {said['round_in_plain_steps']:.2f} plain steps of {unit:.2f} ms: {parts}"
+    chance = said["break_even_acceptance"]
+    shown = "none: not even certain drafts would pay" if chance is None else f"{chance:.0%}"
+    yield f"break-even acceptance {shown} ({FORMULAS['break_even']})"
+    yield "predicted by most drafts a round: " + ", ".join(
+        f"{point['k']}: {point['speedup']:.2f}x" for point in model["sweep"]
+    )
+
+
+def read(path: Path) -> Record:
+    """A report from a file; raises RequestError where it is none of this schema."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read as JSON ({error}): name a report.") from None
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise RequestError(
+            f"{path} has schema {schema!r} instead of {SCHEMA!r}: name a file that `outrider bench "
+            "--output` of this version wrote."
+        )
+    found: Record = record
+    return found

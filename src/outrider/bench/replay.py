@@ -1,0 +1,124 @@
+"""Drafters walked over text that is known already: what each budget costs and would have given.
+
+Greedy decoding gives the same text whatever is drafted, so a drafter can be judged against the
+plain output without a single target pass. Only proposals and their upkeep are timed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from outrider.bench.costs import Curve, Rounds
+from outrider.bench.leg import Clock
+from outrider.core_types import Commit, Context
+from outrider.draft.base import Drafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A prompt with its greedy continuation."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Walk:
+    """What one budget gave so far: rounds, and the ms of each proposal by drafts found."""
+
+    emitted: int = 0
+    by_drafts: Counter[int] = field(default_factory=Counter)
+    by_kept: Counter[int] = field(default_factory=Counter)
+    ms: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> Rounds:
+        return Rounds(
+            emitted=self.emitted, by_drafts=dict(self.by_drafts), by_kept=dict(self.by_kept)
+        )
+
+    def count(self, drafts: int, kept: int, ms: float) -> None:
+        """Add a round that had `drafts` drafts, `kept` of them right."""
+        self.emitted += kept + 1
+        self.by_drafts[drafts] += 1
+        if kept < drafts:
+            self.by_kept[kept + 1] += 1
+        self.ms.setdefault(drafts, []).append(ms)
+
+
+def walk(
+    make: Callable[[], Drafter],
+    passages: Sequence[Passage],
+    budgets: Sequence[int],
+    clock: Clock,
+    most_rounds: int,
+) -> dict[int, Walk]:
+    """Walk a drafter per budget over each passage, the budgets in turn.
+
+    A walk ends with the passage or after `most_rounds` rounds of it.
+    """
+    walks = {budget: Walk() for budget in budgets}
+    for passage in passages:
+        walkers = [_Walker(make(), passage, budget) for budget in budgets]
+        for _ in range(most_rounds):
+            for walker in walkers:
+                walker.advance(walks[walker.budget], clock)
+        for walker in walkers:
+            walker.drafter.close()
+    return walks
+
+
+class _Walker:
+    """One drafter on its way through a passage."""
+
+    def __init__(self, drafter: Drafter, passage: Passage, budget: int) -> None:
+        self.drafter = drafter
+        self.budget = budget
+        self._text = [*passage.prompt, *passage.output]
+        self._tokens = self._text[: len(passage.prompt) + 1]
+        drafter.observe(Commit(position=0, tokens=tuple(self._tokens)))
+
+    def advance(self, into: Walk, clock: Clock) -> None:
+        """One round: propose, judge by the text, commit."""
+        place = len(self._tokens)
+        wanted = min(self.budget, len(self._text) - place - 1)
+        if place >= len(self._text):
+            return
+        began = clock()
+        draft = self.drafter.propose(Context(self._tokens), wanted) if wanted > 0 else None
+        proposed = clock() - began
+        drafts = draft.tokens if draft else ()
+        kept = _agreeing(drafts, self._text[place:])
+        commit = Commit(
+            position=place,
+            tokens=tuple(self._text[place : place + kept + 1]),
+            accepted=kept,
+            source=draft.source if draft else None,
+        )
+        self._tokens.extend(commit.tokens)
+        began = clock()
+        self.drafter.observe(commit)
+        into.count(len(drafts), kept, (proposed + clock() - began) * 1e3)
+
+
+def _agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
+    pairs = enumerate(zip(drafts, text, strict=False))
+    return next((place for place, (draft, true) in pairs if draft != true), len(drafts))
+
+
+def draft_curve(walks: Sequence[Walk]) -> Curve:
+    """What a proposal costs by the drafts that it found.
+
+    Means, since upkeep is uneven by nature; the dearest 1 in 50 are left out as the machine's.
+    """
+    found: dict[int, list[float]] = {}
+    for one in walks:
+        for drafts, times in one.ms.items():
+            found.setdefault(drafts, []).extend(times)
+    return Curve({drafts: _trimmed(times) for drafts, times in found.items()})
+
+
+def _trimmed(times: Sequence[float]) -> float:
+    kept = sorted(times)[: len(times) - len(times) // 50]
+    return fmean(kept) if len(kept) > 4 else median(kept)

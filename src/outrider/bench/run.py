@@ -1,0 +1,278 @@
+"""A whole benchmark: gates, legs, calibration, prediction, verdict."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from outrider.bench import gates as gate
+from outrider.bench.calibration import Readings, calibrate
+from outrider.bench.costs import Costs, rounds_of
+from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
+from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
+from outrider.bench.peers import Peer
+from outrider.bench.replay import Passage, Walk, draft_curve, walk
+from outrider.bench.rounds import Case, Tools, check_outputs, cut_to_natural, run_brackets
+from outrider.bench.stats import Estimate, Timed, estimate, speedup
+from outrider.bench.text import refuse_random
+from outrider.bench.verdict import Evidence, Verdict, judge
+from outrider.bench.workload import Workload
+from outrider.engine.engine import Speculation
+from outrider.errors import ConfigError, RequestError
+from outrider.stage.base import Stage
+from outrider.telemetry.counters import Counters, acceptance_rate, merge
+
+ROWS = (*range(1, 10), 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How much is measured. Times in seconds, `max_drift` a share.
+
+    `ignore_eos` decodes `tokens` tokens even where the model would have ended before.
+    """
+
+    prompts: int = 8
+    tokens: int = 192
+    repeats: int = 3
+    pause: float = 0.0
+    max_drift: float = 0.05
+    seed: int = 0
+    ignore_eos: bool = False
+    calibration_prompts: int = 3
+    calibration_repeats: int = 9
+    walk_rounds: int = 64
+
+    def quick(self) -> "Settings":
+        """The least that still tells something."""
+        return replace(
+            self,
+            prompts=min(self.prompts, 4),
+            tokens=min(self.tokens, 128),
+            repeats=min(self.repeats, 2),
+            calibration_prompts=2,
+            calibration_repeats=5,
+            walk_rounds=32,
+        )
+
+
+class Subject(Generates, Protocol):
+    """What is measured: the engine's facade."""
+
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def speculation(self) -> Speculation: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """Costs measured apart from the rounds, and what they predict."""
+
+    costs: Costs
+    readings: Readings
+    walks: dict[int, Walk]
+    prediction: Prediction
+    sweep: list[SweepPoint]
+    best: SweepPoint | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """Everything that a run found; where a gate failed, the parts behind it are empty."""
+
+    workload: Workload
+    settings: Settings
+    cases: list[Case]
+    skipped: int = 0
+    gates: list[gate.Gate] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    samples: list[Timed] = field(default_factory=list)
+    speedup: Estimate | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+    calibrated: Calibrated | None = None
+    verdict: Verdict | None = None
+
+
+def measure(
+    engine: Subject,
+    encode: Callable[[str], Sequence[int]],
+    workload: Workload,
+    settings: Settings,
+    tools: Tools,
+    peers: Sequence[Peer] = (),
+) -> Measured:
+    """Run it all. Raises ConfigError and RequestError for what cannot be measured."""
+    if engine.speculation.drafter is None:
+        raise ConfigError(
+            "speculative.method = 'off' leaves nothing to compare with plain decoding: choose a "
+            "method that drafts."
+        )
+    chosen = workload.first(settings.prompts)
+    run = Measured(workload=chosen, settings=settings, cases=[])
+    run.cases = _cases(engine, encode, run, tools)
+    check_outputs(engine, run.cases, tools)
+    run.gates = _output_gates(engine, run.cases)
+    if gate.worst(run.gates) != "failed":
+        _time(engine, run, tools, peers)
+    run.verdict = judge(_evidence(run))
+    return run
+
+
+def _cases(
+    engine: Subject, encode: Callable[[str], Sequence[int]], run: Measured, tools: Tools
+) -> list[Case]:
+    settings, workload = run.settings, run.workload
+    room = engine.stage.max_length - settings.tokens
+    prompts = [(prompt, tuple(encode(prompt.text))) for prompt in workload.prompts]
+    refuse_random([ids for _, ids in prompts], engine.stage.vocab_size, workload.name)
+    cases = [
+        Case(id=prompt.id, category=prompt.category, prompt=ids, count=settings.tokens)
+        for prompt, ids in prompts
+        if 0 < len(ids) <= room
+    ]
+    if not settings.ignore_eos:
+        cases = cut_to_natural(engine, cases, tools)
+    run.skipped = len(prompts) - len(cases)
+    if not cases:
+        raise RequestError(
+            f"--workload {workload.name} has no prompt that fits: each is longer than {room} "
+            "tokens or its output ends at once; use --ignore-eos, fewer --tokens or other prompts."
+        )
+    return cases
+
+
+def _output_gates(engine: Subject, cases: Sequence[Case]) -> list[gate.Gate]:
+    """The gates on tokens and counters, over every leg that there is."""
+    differences = [found for case in cases if (found := _difference(engine, case))]
+    legs = [(leg.kind, case.count, len(leg.tokens)) for case in cases for leg in case.legs]
+    counters, asked = merge(_speculative(cases)), engine.speculation
+    return [
+        gate.same_output(differences, sum(given for _, _, given in legs)),
+        gate.same_counts(legs),
+        gate.drafter_as_asked(asked.method, asked.fallback, counters),
+        gate.drafts_verified(counters),
+    ]
+
+
+def _speculative(cases: Sequence[Case]) -> list[Counters]:
+    """Counters of one speculative leg per case, those of the check."""
+    return [case.check[1].counters for case in cases if case.check and case.check[1].counters]
+
+
+def _difference(engine: Generates, case: Case) -> gate.Difference | None:
+    """The first place at which any leg leaves the plain one, with the target's lead there."""
+    legs = list(case.legs)
+    found = [gate.first_difference(case.id, legs[0].tokens, leg.tokens) for leg in legs[1:]]
+    first = min(filter(None, found), key=lambda one: one.place, default=None)
+    if first is None:
+        return None
+    return replace(first, margin=_margin(engine, case, first.place))
+
+
+def _margin(engine: Generates, case: Case, place: int) -> float | None:
+    """Nats between the target's first and second choice for output token `place`."""
+    generation = engine.generate(
+        case.prompt,
+        sampling=replace(GREEDY, logprobs=2),
+        max_tokens=place + 1,
+        ignore_eos=True,
+        method="off",
+    )
+    entries = [entry for piece in generation for entry in piece.logprobs]
+    if len(entries) <= place or len(entries[place].top) < 2:
+        return None
+    (_, first), (_, second) = entries[place].top[:2]
+    return first - second
+
+
+def _time(engine: Subject, run: Measured, tools: Tools, peers: Sequence[Peer]) -> None:
+    """The timed part; gates are looked at again with all its legs."""
+    settings = run.settings
+    run.refused = run_brackets(
+        engine, run.cases, peers, tools, repeats=settings.repeats, pause=settings.pause
+    )
+    run.counters = merge(_speculative(run.cases))
+    run.samples = [case.timed for case in run.cases]
+    run.gates = [
+        *_output_gates(engine, run.cases),
+        gate.steady_counters([_drafts(case) for case in run.cases]),
+        gate.steady_machine(run.samples, settings.max_drift),
+    ]
+    if gate.worst(run.gates) == "failed":
+        return
+    run.speedup = estimate(run.samples, speedup, settings.seed)
+    if engine.speculation.windows.depth == 1 and engine.speculation.windows.runahead is None:
+        run.calibrated = _calibrate(engine, run, tools)
+
+
+def _drafts(case: Case) -> list[tuple[int, int, int]]:
+    counters = [middle.counters for _, middle, _ in case.brackets if middle.counters]
+    return [(one.proposed, one.verified, one.accepted) for one in counters]
+
+
+def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
+    settings, width = run.settings, engine.speculation.windows.width
+    rows = [n for n in ROWS if n < width] + [width]
+    tools.progress("calibrating passes", 0, 1)
+    passages = [_passage(case) for case in _spread(run.cases, settings.calibration_prompts)]
+    readings = calibrate(engine.stage, passages, rows, settings.calibration_repeats, settings.seed)
+    tools.progress("replaying drafters", 0, 1)
+    factory = engine.speculation.drafter
+    assert factory is not None
+    budgets = [n - 1 for n in rows if n > 1]
+    everything = [_passage(case) for case in run.cases]
+    walks = walk(lambda: factory(GREEDY), everything, budgets, tools.clock, settings.walk_rounds)
+    costs = Costs(
+        step=readings.step_ms,
+        host=host_ms(run.cases),
+        verify=readings.verify_curve,
+        draft=draft_curve(list(walks.values())),
+        rollback=readings.rollback_curve,
+    )
+    points = sweep({budget: one.rounds for budget, one in walks.items()}, costs)
+    return Calibrated(
+        costs=costs,
+        readings=readings,
+        walks=walks,
+        prediction=predict(rounds_of(run.counters), costs),
+        sweep=points,
+        best=best(points),
+    )
+
+
+def _passage(case: Case) -> Passage:
+    assert case.check is not None
+    return Passage(prompt=case.prompt, output=case.check[0].tokens)
+
+
+def _spread(cases: Sequence[Case], count: int) -> list[Case]:
+    """`count` cases, evenly from the shortest to the longest prompt."""
+    ordered = sorted(cases, key=lambda case: len(case.prompt) + case.count // 2)
+    count = min(count, len(ordered))
+    return [ordered[(2 * place + 1) * len(ordered) // (2 * count)] for place in range(count)]
+
+
+def host_ms(cases: Sequence[Case]) -> float:
+    """What a plain step takes beyond the target's pass, from the plain legs."""
+    legs = [leg for case in cases for leg in plain_legs(case)]
+    passes = sum(leg.counters.windows_judged for leg in legs if leg.counters)
+    inside = sum(leg.counters.verify_ms for leg in legs if leg.counters)
+    return max(sum(leg.ms for leg in legs) - inside, 0.0) / max(passes, 1)
+
+
+def plain_legs(case: Case) -> list[Leg]:
+    """The timed plain legs of a case."""
+    return [leg for bracket in case.brackets for leg in bracket if leg.kind == PLAIN]
+
+
+def _evidence(run: Measured) -> Evidence:
+    found = run.calibrated
+    return Evidence(
+        gates=run.gates,
+        speedup=run.speedup,
+        acceptance=acceptance_rate(run.counters),
+        max_drafts=max((n for n in rounds_of(run.counters).by_drafts), default=0),
+        prediction=found.prediction if found else None,
+        costs=found.costs if found else None,
+        best=found.best if found else None,
+    )

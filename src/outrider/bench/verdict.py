@@ -1,0 +1,130 @@
+"""One sentence: does it pay, by how much, why, and what to change. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider.bench.costs import Costs
+from outrider.bench.gates import Gate, worst
+from outrider.bench.model import Prediction, SweepPoint
+from outrider.bench.stats import Estimate
+
+Outcome = Literal["pays", "does not pay", "inconclusive", "failed"]
+LOW_ACCEPTANCE = 0.5
+DEAR_ROW = 0.6
+"""A verify row beyond the first that costs more of a plain step than this is dear."""
+WORTH_A_CHANGE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome with its reason and the change that would help most."""
+
+    outcome: Outcome
+    sentence: str
+    why: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the verdict rests on; without a cost model (windows in flight) the last are empty."""
+
+    gates: Sequence[Gate]
+    speedup: Estimate | None = None
+    acceptance: float = 0.0
+    max_drafts: int = 0
+    prediction: Prediction | None = None
+    costs: Costs | None = None
+    best: SweepPoint | None = None
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Gates first, then the interval of the speed-up."""
+    state = worst(evidence.gates)
+    gate = next((gate for gate in evidence.gates if gate.state == state), None)
+    speedup = evidence.speedup
+    if state == "failed" or speedup is None:
+        detail = f"{gate.name}: {gate.detail}" if gate else "nothing was measured"
+        return _verdict("failed", "No speed is given", detail, "repair that first")
+    if state == "inconclusive" and gate is not None:
+        change = "let the machine cool and rest (--pause, fewer other programs), then repeat"
+        return _verdict("inconclusive", "Inconclusive", f"{gate.name}: {gate.detail}", change)
+    if speedup.low <= 1.0 <= speedup.high:
+        seen = f"the speed-up lies between {speedup.low:.2f} and {speedup.high:.2f}"
+        change = "measure more (--repeats, --prompts) or a workload of one kind"
+        return _verdict("inconclusive", "Inconclusive", seen, change)
+    return _pays(evidence, speedup) if speedup.value > 1 else _loses(evidence, speedup)
+
+
+def _verdict(outcome: Outcome, opening: str, why: str, change: str) -> Verdict:
+    return Verdict(outcome=outcome, sentence=f"{opening}: {why}; {change}.", why=why, change=change)
+
+
+def _pays(evidence: Evidence, speedup: Estimate) -> Verdict:
+    why = _balance(evidence)
+    return _verdict("pays", f"Speculation pays, {speedup.value:.2f}x", why, _better_k(evidence))
+
+
+def _loses(evidence: Evidence, speedup: Estimate) -> Verdict:
+    opening = f"Speculation does not pay, {speedup.value:.2f}x"
+    if evidence.prediction is None or evidence.costs is None:
+        return _verdict("does not pay", opening, _balance(evidence), "use --method off here")
+    cause, change = _cause(evidence, evidence.prediction, evidence.costs)
+    best = evidence.best
+    if best is not None and best.prediction.speedup > 1 + WORTH_A_CHANGE:
+        change = _better_k(evidence)
+    return _verdict("does not pay", opening, f"{cause} ({_balance(evidence)})", change)
+
+
+def _balance(evidence: Evidence) -> str:
+    prediction = evidence.prediction
+    if prediction is None:
+        return f"{evidence.acceptance:.0%} of the verified drafts were kept"
+    return (
+        f"a round costs {prediction.units:.2f} plain steps and gives "
+        f"{prediction.mean_acceptance_length:.2f} tokens, {evidence.acceptance:.0%} of the "
+        "verified drafts kept"
+    )
+
+
+def _better_k(evidence: Evidence) -> str:
+    best, prediction = evidence.best, evidence.prediction
+    if best is None or prediction is None or best.k == evidence.max_drafts:
+        return "no other draft length is predicted to do better"
+    if best.prediction.speedup < prediction.speedup * (1 + WORTH_A_CHANGE):
+        return "no other draft length is predicted to do notably better"
+    return f"--max-draft-tokens {best.k} is predicted to give {best.prediction.speedup:.2f}x"
+
+
+def _cause(evidence: Evidence, prediction: Prediction, costs: Costs) -> tuple[str, str]:
+    """The largest part of what a round costs beyond a plain step, and its remedy."""
+    cost = prediction.round
+    excess = {
+        "draft": cost.draft,
+        "verify": cost.verify - costs.step,
+        "rollback": cost.rollback,
+    }
+    part = max(excess, key=lambda name: excess[name])
+    if part == "rollback":
+        return "taking drafts back is too dear", "use --rollback log or draft fewer tokens"
+    if part == "draft" and excess["draft"] > 0.1 * costs.plain:
+        share = cost.draft / costs.plain
+        return (
+            f"the drafter is too large, {share:.2f} plain steps a round",
+            "use a smaller drafter or a lookup method",
+        )
+    if _row_price(costs, prediction) > DEAR_ROW and evidence.acceptance >= LOW_ACCEPTANCE:
+        return (
+            "verify rows are too dear on this machine",
+            "draft fewer tokens, or use --method off here",
+        )
+    return "acceptance is too low", "use a drafter that knows this text, or --method off here"
+
+
+def _row_price(costs: Costs, prediction: Prediction) -> float:
+    """What one more row costs, in plain steps, over the widest pass measured."""
+    rows = max(costs.verify.points, default=1)
+    if rows < 2:
+        return 0.0
+    return (costs.verify.at(rows) - costs.step) / (rows - 1) / costs.plain

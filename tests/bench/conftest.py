@@ -1,0 +1,12 @@
+"""The engine's own clock follows the scripted world."""
+
+import pytest
+
+from tests.bench.world import World, module_clock
+
+
+@pytest.fixture
+def world(monkeypatch) -> World:
+    world = World()
+    monkeypatch.setattr("outrider.engine.session.time", module_clock(world))
+    return world

@@ -1,0 +1,171 @@
+"""A world whose clock moves only as its parts say: a target, a drafter and their prices."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from outrider.bench.rounds import Tools
+from outrider.bench.workload import Prompt, Workload
+from outrider.core_types import Draft, Needs, Reply
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import Engine, Speculation, WindowLimits
+
+VOCAB = 50
+NO_NEEDS = Needs()
+PROMPT = tuple((7 * n * n + 3 * n) % VOCAB for n in range(12))
+
+
+def text(place: int) -> int:
+    """The token that the target gives at an absolute position, whatever came before."""
+    return (place * place * 13 + place * 5 + place // 7) % VOCAB
+
+
+@dataclass
+class World:
+    """Prices in ms; `drift` multiplies every price after each leg-sized stretch of passes."""
+
+    row: float = 0.1
+    step: float = 10.0
+    draft: float = 0.2
+    back: float = 0.3
+    drift_per_pass: float = 0.0
+    now: float = 0.0
+    passes: int = 0
+    slept: list = field(default_factory=list)
+
+    def spend(self, ms: float) -> float:
+        ms *= 1 + self.drift_per_pass * self.passes
+        self.now += ms / 1e3
+        return ms
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def tools(self) -> Tools:
+        return Tools(clock=self.clock, sleep=self.slept.append, progress=lambda *_: None)
+
+    def run_pass(self, rows: int) -> float:
+        self.passes += 1
+        return self.spend(self.step + self.row * (rows - 1))
+
+
+class ScriptedStage:
+    """A target that always says `text`; `fault(rows, place)` may spoil a token."""
+
+    vocab_size, max_length, exact = VOCAB, 4096, True
+
+    def __init__(self, world: World, fault: Callable[[int, int], int] | None = None) -> None:
+        self.world, self.fault = world, fault or (lambda rows, place: 0)
+        self.lengths: dict[int, int] = {}
+        self.queue: deque = deque()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self.lengths)
+
+    def open(self, session, sampling, prompt_len, taps=()):
+        self.lengths[session] = 0
+
+    def close(self, session):
+        del self.lengths[session]
+
+    def submit(self, window):
+        self.queue.append(window)
+
+    def void(self, session, epoch):
+        pass
+
+    def check(self):
+        pass
+
+    def poll(self):
+        replies = [self._answer(window) for window in self.queue]
+        self.queue.clear()
+        return replies
+
+    def _answer(self, window) -> Reply:
+        length = self.lengths[window.session]
+        assert window.start <= length
+        back = self.world.spend(self.world.back) if window.start < length else 0.0
+        rows = len(window.tokens)
+        ms = self.world.run_pass(rows)
+        self.lengths[window.session] = window.end
+        wanted = range(window.end - window.wanted + 1, window.end + 1)
+        return Reply(
+            session=window.session,
+            id=window.id,
+            tokens=tuple((text(place) + self.fault(rows, place)) % VOCAB for place in wanted),
+            verify_ms=ms,
+            rollback_ms=back,
+            rollback="log" if back else None,
+        )
+
+
+@dataclass
+class ScriptedDrafter:
+    """Knows the text; the draft at place `wrong` is wrong; every `silent`-th round it is silent."""
+
+    world: World
+    name: str = "suffix"
+    wrong: int | None = None
+    silent: int = 0
+    known: Callable[[int], int] = text
+    rounds: int = 0
+    needs: Needs = NO_NEEDS
+
+    def propose(self, context, budget):
+        self.world.spend(self.world.draft)
+        self.rounds += 1
+        if self.silent and self.rounds % self.silent == 0:
+            return None
+        tokens = [self.known(len(context) + place) for place in range(budget)]
+        if self.wrong is not None and self.wrong < budget:
+            tokens[self.wrong] = (tokens[self.wrong] + 1) % VOCAB
+        return Draft(tokens=tuple(tokens), source=self.name)
+
+    def observe(self, commit):
+        pass
+
+    def close(self):
+        pass
+
+
+class Letters:
+    """A tokenizer of numbers written as text."""
+
+    end_tokens: frozenset[int] = frozenset()
+
+    def encode(self, text, *, add_special=True):
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids):
+        return "".join(f"{token} " for token in ids)
+
+
+def make_engine(stage, drafter, *, tokens=4, width=None, depth=1, method="suffix") -> Engine:
+    """The real engine over scripted parts."""
+    return Engine(
+        stage,
+        Letters(),
+        Speculation(
+            method=method,
+            drafter=lambda sampling: drafter(),
+            budget=lambda: FixedBudget(tokens),
+            windows=WindowLimits(width=width or tokens + 1, depth=depth),
+        ),
+    )
+
+
+def make_workload(count=3) -> Workload:
+    prompts = [
+        Prompt(id=f"p{n}", text=" ".join(map(str, PROMPT[: len(PROMPT) - n])), category=f"c{n % 2}")
+        for n in range(count)
+    ]
+    return Workload(name="scripted", prompts=tuple(prompts))
+
+
+def module_clock(world: World) -> SimpleNamespace:
+    """Stands in for the `time` module."""
+    return SimpleNamespace(perf_counter=world.clock, sleep=world.slept.append)
