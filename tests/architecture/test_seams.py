@@ -10,11 +10,13 @@ from tests.architecture.source import PACKAGE, Source, imported, read, sources
 # Files or folders that may import a library; libraries that are not named here are refused.
 SEAMS = {
     "click": ("cli/",),
+    "gguf": ("models/gguf_",),
     "huggingface_hub": ("models/hub.py",),
     "jinja2": ("models/",),
+    "numpy": ("models/gguf_file.py",),
     "rich": ("cli/",),
     "safetensors": ("models/checkpoint.py",),
-    "tokenizers": ("models/tokenizer.py",),
+    "tokenizers": ("models/tokenizer.py", "models/gguf_tokenizer.py"),
     "torch": ("",),
     "transformers": ("bench/peers.py",),
     "typer": ("cli/",),
