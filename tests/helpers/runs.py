@@ -46,12 +46,11 @@ def same_state(one: SequenceState, other: SequenceState) -> bool:
     length = one.length
     equal = True
     if one.attention and other.attention:
-        for mine, theirs in (
-            (one.attention.keys, other.attention.keys),
-            (one.attention.values, other.attention.values),
-        ):
-            flat = [t.transpose(2, 3).flatten(1, 2)[:, :length] for t in (mine, theirs)]
-            equal &= torch.equal(*flat)
+        kept = [
+            state.attention.pages.transpose(3, 4).flatten(2, 3)[:, :, :length]
+            for state in (one, other)
+        ]
+        equal &= torch.equal(*kept)
     if one.delta and other.delta and length:
         equal &= all(torch.equal(a, b) for a, b in zip(live(one), live(other), strict=True))
     return equal
@@ -63,12 +62,12 @@ def live(state: SequenceState) -> list[Tensor]:
     assert delta is not None
     chunk, rows = divmod(length - 1, delta.chunk)
     slot, rows = chunk % delta.slots, rows + 1
-    held = delta.columns.shape[1]
-    columns = [(length - back) % held for back in range(1, min(delta.spec.taps, length + 1))]
+    place = length - delta.columns.origin
+    slots = [views[slot] for views in delta._views]
     return [
-        delta.bases[:, slot],
-        delta.keys[:, slot, :, :rows],
+        torch.stack([layer.base for layer in slots]),
+        torch.stack([layer.keys[:, :, :rows] for layer in slots]),
         delta.corrections[:, slot, :, :rows],
         delta.decays[:, slot, :, :rows],
-        delta.columns[:, columns],
+        delta.columns.storage[:, place - (delta.spec.taps - 1) : place],
     ]

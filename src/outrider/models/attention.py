@@ -6,20 +6,25 @@ from torch import Tensor
 from outrider.models.config import AttentionConfig
 from outrider.models.pass_plan import PassPlan, SpanPlan
 from outrider.models.weights import WeightReader
-from outrider.ops.activation import sigmoid
+from outrider.ops.activation import one_plus_exp
 from outrider.ops.attention import attend
-from outrider.ops.norm import rms_norm
-from outrider.ops.rope import rotate
+from outrider.ops.norm import fold_norm, rms_norm
+from outrider.ops.rope import paired, rotate
 from outrider.ops.selftest import Kernels
 
 
 class AttentionLayer:
-    """Mixes rows of one attention layer, the `index`-th of its kind in its states."""
+    """Mixes rows of one attention layer, the `index`-th of its kind in its states.
+
+    Folded into the projection at load: the weight `norm` of the norm before it, the scale of
+    queries (unless a head norm holds it), the rotary order of columns, and the minus sign of the
+    output gate's exponent.
+    """
 
     def __init__(
         self,
         config: AttentionConfig,
-        hidden_size: int,
+        norm: Tensor,
         eps: float,
         index: int,
         window: int | None,
@@ -29,74 +34,85 @@ class AttentionLayer:
         self.config = config
         self.index = index
         self.window = window
-        self.eps = eps
         self.queries = config.heads * config.width
         self.keys = config.kv_heads * config.width
-        self.scale = config.width**-0.5
-        self.head_norm = self._head_norm(weights) if config.qk_norm else None
-        self.project = kernels.make_linear(*self._projection(hidden_size, weights))
-        out = weights.matrix("o_proj", hidden_size, self.queries)
-        bias = weights.vector("o_proj.bias", hidden_size) if config.out_bias else None
+        scale = config.width**-0.5
+        self.head_norm = None
+        if config.qk_norm:
+            self.head_norm = rms_norm(self._head_norm(weights, scale), eps)
+            scale = 1.0
+        matrix, bias = self._projection(norm, scale, weights)
+        self.project = kernels.make_linear(matrix, bias)
+        out = weights.matrix("o_proj", len(norm), self.queries)
+        bias = weights.vector("o_proj.bias", len(norm)) if config.out_bias else None
         self.out = kernels.make_linear(out, bias)
 
-    def _head_norm(self, weights: WeightReader) -> Tensor:
-        """Norm weights of query and key heads [heads + kv_heads, width], scale folded in."""
+    def _head_norm(self, weights: WeightReader, scale: float) -> Tensor:
+        """Norm weights of query and key heads [heads + kv_heads, width]."""
         config = self.config
-        query = weights.norm("q_norm", config.width) * self.scale
-        key = weights.norm("k_norm", config.width)
-        return torch.cat([query.expand(config.heads, -1), key.expand(config.kv_heads, -1)])
+        query = weights.norm("q_norm", config.width).mul(scale).expand(config.heads, -1)
+        key = weights.norm("k_norm", config.width).expand(config.kv_heads, -1)
+        return paired(torch.cat([query, key]), config.rope.width)
 
-    def _projection(self, hidden_size: int, weights: WeightReader) -> tuple[Tensor, Tensor | None]:
-        """One matrix with rows in the order queries, keys, values, gates."""
-        config, gates = self.config, 2 if self.config.output_gate else 1
-        query = weights.matrix("q_proj", gates * self.queries, hidden_size)
-        key = weights.matrix("k_proj", self.keys, hidden_size)
-        value = weights.matrix("v_proj", self.keys, hidden_size)
-        parts = [*self._split_gate(query), key, value]
-        matrix = torch.cat([parts[0], *parts[-2:], *parts[1:-2]])
+    def _projection(
+        self, norm: Tensor, scale: float, weights: WeightReader
+    ) -> tuple[Tensor, Tensor | None]:
+        """One matrix with rows in the order queries, keys, values, negated gates; its bias."""
+        config, hidden_size = self.config, len(norm)
+        wide = (2 if config.output_gate else 1) * self.queries
+        matrix = self._in_order(
+            weights.matrix("q_proj", wide, hidden_size),
+            weights.matrix("k_proj", self.keys, hidden_size),
+            weights.matrix("v_proj", self.keys, hidden_size),
+            scale,
+        )
         if not config.qkv_bias:
-            return matrix, None
-        bias = weights.vector("q_proj.bias", gates * self.queries)
-        halves = self._split_gate(bias)
-        others = [weights.vector(f"{name}_proj.bias", self.keys) for name in ("k", "v")]
-        return matrix, torch.cat([halves[0], *others, *halves[1:]])
+            return fold_norm(matrix, norm), None
+        query = weights.vector("q_proj.bias", wide)
+        key, value = (weights.vector(f"{name}_proj.bias", self.keys) for name in ("k", "v"))
+        return fold_norm(matrix, norm), self._in_order(query, key, value, scale)
 
-    def _split_gate(self, query: Tensor) -> list[Tensor]:
-        """Families with an output gate store query and gate per head, one behind the other."""
-        if not self.config.output_gate:
-            return [query]
-        per_head = query.view(self.config.heads, 2, self.config.width, *query.shape[1:])
-        return [per_head[:, 0].flatten(0, 1), per_head[:, 1].flatten(0, 1)]
+    def _in_order(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Join rows of the projections; gates are stored per head, behind the head's query."""
+        config = self.config
+        per_head = query.view(config.heads, -1, config.width, *query.shape[1:])
+        heads = torch.cat([per_head[:, 0] * scale, key.view(-1, *per_head.shape[2:])])
+        gates = [-per_head[:, 1].flatten(0, 1)] if config.output_gate else []
+        return torch.cat([paired(heads, config.rope.width).flatten(0, 1), value, *gates])
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
-        """x [N, hidden] normalised input; returns [N, hidden]. Writes keys and values."""
+        """x [N, hidden] of unit rows; returns [N, hidden]. Writes keys and values."""
         projected = self.project(x)
-        queries, keys, values = self._heads(projected, plan)
-        mixed = torch.cat([self._attend(queries, keys, values, span) for span in plan.spans])
+        self._turn_heads(projected, plan)
+        parts = [
+            self._attend(*part) for part in zip(plan.split(projected), plan.spans, strict=True)
+        ]
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self.config.output_gate:
-            mixed = mixed * sigmoid(projected[:, self.queries + 2 * self.keys :])
+            gates = projected.narrow(1, self.queries + 2 * self.keys, self.queries)
+            mixed = mixed / one_plus_exp(gates)
         return self.out(mixed)
 
-    def _heads(self, projected: Tensor, plan: PassPlan) -> tuple[Tensor, Tensor, Tensor]:
-        config, rows = self.config, projected.shape[0]
-        both = projected[:, : self.queries + self.keys].view(rows, -1, config.width)
-        if self.head_norm is not None:
-            both = rms_norm(both, self.head_norm, self.eps)
-        both = rotate(both, plan.cos, plan.sin).to(projected.dtype)
-        queries = both[:, : config.heads]
-        if self.head_norm is None:
-            queries = queries * self.scale
-        values = projected[:, self.queries + self.keys : self.queries + 2 * self.keys]
-        return queries, both[:, config.heads :], values.view(rows, config.kv_heads, config.width)
+    def _turn_heads(self, projected: Tensor, plan: PassPlan) -> None:
+        """Norm and rotary embedding of queries and keys, in place."""
+        place = projected.narrow(1, 0, self.queries + self.keys)
+        place = place.view(len(projected), -1, self.config.width)
+        heads = place if self.head_norm is None else self.head_norm(place)
+        rotate(heads, plan.cos, plan.sin, out=place)
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, span: SpanPlan) -> Tensor:
+    def _attend(self, projected: Tensor, span: SpanPlan) -> Tensor:
         store, config = span.state.attention, self.config
         assert store is not None
-        store.write(self.index, span.start, keys[span.rows], values[span.rows])
-        grouped = queries[span.rows].unflatten(1, (config.kv_heads, -1))
-        held = store.keys[self.index], store.values[self.index]
+        kept = projected.narrow(1, self.queries, 2 * self.keys)
+        store.write(self.index, span.start, kept.view(len(kept), 2, config.kv_heads, config.width))
+        grouped = projected.narrow(1, 0, self.queries)
+        grouped = grouped.view(len(projected), config.kv_heads, -1, config.width)
+        keys, values = store.layer(self.index)
+        if len(span.blocks) == 1:
+            block = span.blocks[0]
+            return attend(grouped, keys, values, block, block.biases[self.window]).flatten(1)
         parts = [
-            attend(grouped[block.rows], *held, block.start, block.biases[self.window])
+            attend(grouped[block.rows], keys, values, block, block.biases[self.window])
             for block in span.blocks
         ]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+        return torch.cat(parts).flatten(1)

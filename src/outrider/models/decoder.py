@@ -14,10 +14,10 @@ from torch.nn import functional
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
 from outrider.models.delta_net import DeltaLayer
-from outrider.models.pass_plan import PassPlan, Span, Tiles, plan_pass
-from outrider.ops.activation import silu
+from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
+from outrider.ops.activation import one_plus_exp
 from outrider.ops.linear import Linear
-from outrider.ops.norm import rms_norm
+from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import AttentionSpec, DeltaSpec, Policy, StateSpec
 
@@ -26,56 +26,60 @@ EMBEDDING_TAP = -1
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """Gated feed-forward network: down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+    """Gated feed-forward network: down(silu(gate(x)) * up(x)), gate and up in one matrix.
+
+    Both come out negated, by their weights: silu's exponent is negative, and the product of two
+    negatives is the product.
+    """
 
     gate_up: Linear
     down: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(silu(gate) * up)
+        return self.down((gate * up).div_(one_plus_exp(gate)))
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Pre-norm residual layer: mixer over the sequence, then the feed-forward network."""
+    """Pre-norm residual layer: mixer over the sequence, then the feed-forward network.
+
+    The norms' weights are part of the matrices behind them; `eps` is from `length_eps`.
+    """
 
     mixer: AttentionLayer | DeltaLayer
     mlp: Mlp
-    mixer_norm: Tensor
-    mlp_norm: Tensor
-    eps: float
+    eps: Tensor
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
-        x = x + self.mixer(rms_norm(x, self.mixer_norm, self.eps), plan)
-        return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
+        x = x + self.mixer(unit_rows(x, self.eps), plan)
+        return x + self.mlp(unit_rows(x, self.eps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """Layers `first` .. of a model; a whole model has embedding, all layers, norm and head.
 
-    rope: cos and signed sin [max_length, rotary width]. norm: [hidden].
+    tables: what passes share, with cos and signed sin of max_length positions.
     """
 
     config: ModelConfig
     first: int
     layers: tuple[DecoderLayer, ...]
-    rope: tuple[Tensor, Tensor]
-    tiles: Tiles
+    tables: PassTables
     dtype: torch.dtype
     exact: bool
     embedding: Tensor | None = None
-    norm: Tensor | None = None
+    norm: RmsNorm | None = None
     head: Linear | None = None
 
     @property
     def device(self) -> torch.device:
-        return self.rope[0].device
+        return self.tables.cos.device
 
     @property
     def max_length(self) -> int:
-        return self.rope[0].shape[0]
+        return self.tables.cos.shape[0]
 
     def new_state(self, policy: Policy, capacity: int) -> SequenceState:
         """An empty state for these layers."""
@@ -99,9 +103,7 @@ class Decoder:
         Returns the hidden states [N, hidden] behind the last layer and, where `taps` names layers
         (output of layer i, -1 for the embedding's), their states side by side [N, taps * hidden].
         """
-        attention = self.config.attention
-        group = attention.heads // attention.kv_heads
-        plan = plan_pass(spans, self.rope, group, attention.windows, self.tiles)
+        plan = plan_pass(spans, self.tables, hidden)
         kept = {EMBEDDING_TAP: hidden} if EMBEDDING_TAP in taps else {}
         for number, layer in enumerate(self.layers, self.first):
             hidden = layer(hidden, plan)
@@ -113,7 +115,7 @@ class Decoder:
         """Hidden states [R, hidden] behind the last layer to fp32 logits [R, vocab]."""
         assert self.norm is not None
         assert self.head is not None
-        return self.head(rms_norm(hidden, self.norm, self.config.norm_eps)).float()
+        return self.head(self.norm(hidden)).float()
 
 
 def state_spec(

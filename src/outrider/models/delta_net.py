@@ -6,46 +6,60 @@ from torch import Tensor
 from outrider.models.config import DeltaConfig
 from outrider.models.pass_plan import Chunk, PassPlan, SpanPlan
 from outrider.models.weights import WeightReader
-from outrider.ops.activation import sigmoid, silu, softplus
+from outrider.ops.activation import ONE, one_plus_exp
 from outrider.ops.conv import causal_conv
 from outrider.ops.delta import apply_rows
-from outrider.ops.norm import rms_norm
+from outrider.ops.norm import fold_norm, inverse_length, length_eps, unit_rows
 from outrider.ops.selftest import Kernels
 
-L2_EPS = 1e-6
+L2_EPS = torch.tensor(1e-6)
+LARGEST = torch.tensor(torch.finfo(torch.float32).max)
 
 
 class DeltaLayer:
-    """Mixes rows of one recurrent layer, the `index`-th of its kind in its states."""
+    """Mixes rows of one recurrent layer, the `index`-th of its kind in its states.
+
+    Folded into weights at load: the weight `norm` of the norm before the projection, that of the
+    norm behind the recurrence (into `out`), the shift of the decay, and minus signs of exponents.
+    So the convolution yields keys, queries and values negated; the recurrence then yields negated
+    outputs, and the negated gate takes their sign back.
+    """
 
     def __init__(
         self,
         config: DeltaConfig,
-        hidden_size: int,
+        norm: Tensor,
         eps: float,
         index: int,
         weights: WeightReader,
         kernels: Kernels,
-        tile: int,
     ) -> None:
-        self.config = config
-        self.index = index
-        self.tile = tile
+        self.config, self.index = config, index
         self.key_size = config.key_heads * config.key_width
         self.value_size = config.value_heads * config.value_width
         # Queries stay unscaled: the norm behind the outputs divides any factor out again, except
         # in its epsilon, which takes the factor's square (queries would carry key_width ** -0.5).
-        self.eps = eps * config.key_width
-        self.project = kernels.make_linear(self._projection(hidden_size, weights))
+        self.eps = length_eps(eps * config.key_width, config.value_width).to(norm.device)
+        self.project = kernels.make_linear(*self._projection(norm, weights))
         conv = weights.take("conv1d.weight", config.channels, 1, config.taps, dtype=torch.float32)
-        self.conv = self._keys_first(conv[:, 0]).t().contiguous()
+        self.conv = -self._keys_first(conv[:, 0]).t().contiguous()
         self.rate = -weights.take("A_log", config.value_heads, dtype=torch.float32).exp()
-        self.shift = weights.take("dt_bias", config.value_heads, dtype=torch.float32)
-        self.norm = weights.take("norm.weight", config.value_width, dtype=torch.float32)
-        self.out = kernels.make_linear(weights.matrix("out_proj", hidden_size, self.value_size))
+        out = weights.matrix("out_proj", len(norm), self.value_size)
+        inner = weights.take("norm.weight", config.value_width, dtype=torch.float32)
+        per_head = fold_norm(out.view(-1, config.value_width), inner)
+        self.out = kernels.make_linear(per_head.view(out.shape))
 
-    def _projection(self, hidden_size: int, weights: WeightReader) -> Tensor:
-        """One matrix with rows in the order keys, queries, values, gate z, strength b, decay a."""
+    def _projection(self, norm: Tensor, weights: WeightReader) -> tuple[Tensor, Tensor]:
+        """One matrix with rows in the order keys, queries, values, negated gate z, negated
+        strength b, decay a; and its bias, which is the decay's shift."""
+        heads = self.config.value_heads
+        matrix = self._rows(len(norm), weights)
+        matrix[self.config.channels : -heads].neg_()
+        bias = matrix.new_zeros(len(matrix))
+        bias[-heads:] = weights.vector("dt_bias", heads)
+        return fold_norm(matrix, norm), bias
+
+    def _rows(self, hidden_size: int, weights: WeightReader) -> Tensor:
         config = self.config
         if config.interleaved:
             return self._interleaved(hidden_size, weights)
@@ -74,54 +88,53 @@ class DeltaLayer:
         return torch.cat([key, query, value])
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
-        """x [N, hidden] normalised input; returns [N, hidden]. Writes the log and columns."""
-        config, projected = self.config, self.project(x)
-        sizes = [config.channels, self.value_size, config.value_heads, config.value_heads]
-        mixed, gate, strength, decay = projected.split(sizes, 1)
-        strength = sigmoid(strength.float())
-        decay = self.rate * softplus(decay.float() + self.shift)
-        outputs = [
-            self._mix(mixed[span.rows].float(), strength[span.rows], decay[span.rows], span)
-            for span in plan.spans
+        """x [N, hidden] of unit rows; returns [N, hidden]. Writes the log and columns."""
+        channels, heads = self.config.channels, self.config.value_heads
+        projected = self.project(x).float()
+        mixed, gates = projected.split([channels, self.value_size + 2 * heads], 1)
+        opened, faded = torch.exp(gates).split([self.value_size + heads, heads], 1)
+        opened.add_(ONE)
+        strength = opened.narrow(1, self.value_size, heads).reciprocal()
+        # softplus(a) is log1p(exp(a)), which stays finite for as long as exp(a) does
+        decay = torch.minimum(faded, LARGEST).log1p_().mul_(self.rate)
+        parts = [
+            self._mix(*part)
+            for part in zip(*map(plan.split, (mixed, strength, decay)), plan.spans, strict=True)
         ]
-        heads = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        normed = rms_norm(heads, self.norm, self.eps).flatten(1)
-        return self.out((normed * silu(gate.float())).to(x.dtype))
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        gate = gates.narrow(1, 0, self.value_size) / opened.narrow(1, 0, self.value_size)
+        normed = unit_rows(outputs, self.eps).reshape(gate.shape)
+        return self.out((normed * gate).to(x.dtype))
 
     def _mix(self, mixed: Tensor, strength: Tensor, decay: Tensor, span: SpanPlan) -> Tensor:
-        """Convolution and delta rule of one span; returns [n, value heads, value width]."""
-        store, config, rows = span.state.delta, self.config, mixed.shape[0]
+        """Convolution and delta rule of one span; [n, key heads, values per key, value width]."""
+        store, config, rows = span.state.delta, self.config, len(mixed)
         assert store is not None
-        columns = store.extend_columns(self.index, span.start, mixed)
-        mixed = silu(causal_conv(columns, self.conv))
-        both = mixed[:, : 2 * self.key_size].view(rows, 2, config.key_heads, config.key_width)
-        both = (both * torch.rsqrt(both.square().sum(-1, keepdim=True) + L2_EPS)).permute(2, 1, 0, 3)
-        values = mixed[:, 2 * self.key_size :].view(rows, config.value_heads, -1).transpose(0, 1)
-        strength, decay = strength.t(), decay.t()
-        parts = [
-            self._apply(chunk, both, values, (decay, strength), span) for chunk in span.chunks
-        ]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).transpose(0, 1)
+        mixed = causal_conv(store.columns.extend(self.index, span.start, mixed), self.conv)
+        mixed = mixed / one_plus_exp(mixed)
+        pairs, values = mixed.split([2 * self.key_size, self.value_size], 1)
+        pairs = pairs.view(rows, 2, config.key_heads, config.key_width)
+        values = values.view(rows, config.key_heads, -1, config.value_width)
+        inputs = pairs, inverse_length(pairs, L2_EPS), values, decay, strength
+        if len(span.chunks) == 1:
+            return self._apply(span, span.chunks[0], *inputs)
+        sizes = [chunk.size for chunk in span.chunks]
+        split = (part.split(sizes) for part in inputs)
+        return torch.cat([self._apply(span, *p) for p in zip(span.chunks, *split, strict=True)])
 
     def _apply(
         self,
-        chunk: Chunk,
-        both: Tensor,
-        values: Tensor,
-        gates: tuple[Tensor, Tensor],
         span: SpanPlan,
+        chunk: Chunk,
+        pairs: Tensor,
+        scale: Tensor,
+        values: Tensor,
+        decay: Tensor,
+        strength: Tensor,
     ) -> Tensor:
-        store, segment = span.state.delta, chunk.segment
+        """Rows of one chunk: pairs of keys and queries [n, 2, K, A], scale [n, 2, K, 1]."""
+        store = span.state.delta
         assert store is not None
-        decay, strength = gates
-        rows = segment.rows
-        return apply_rows(
-            both[:, :, rows].flatten(1, 2),
-            values[:, rows],
-            (decay[:, rows], strength[:, rows]),
-            store.base(self.index, segment.chunk, opening=segment.first == 0),
-            store.log(self.index, segment.chunk),
-            chunk.visible,
-            segment.first,
-            max(self.tile, 1),
-        )
+        find = store.open if chunk.opens else store.slot
+        torch.mul(pairs, scale, out=chunk.rows.target)
+        return apply_rows(chunk.rows, values, (decay, strength), find(self.index, chunk.number))

@@ -14,11 +14,15 @@ from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder, DecoderLayer, Mlp
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.hf_config import read_config
-from outrider.models.pass_plan import Tiles
+from outrider.models.pass_plan import PassTables
 from outrider.models.rope import rope_tables
 from outrider.models.weights import WeightReader
+from outrider.ops.attention import BiasTable, Heads
+from outrider.ops.delta import visibility
 from outrider.ops.linear import Linear
+from outrider.ops.norm import RmsNorm, fold_norm, length_eps, rms_norm
 from outrider.ops.selftest import Kernels
+from outrider.state.spec import LOG_CHUNK
 
 MTP_PREFIX = "mtp."
 
@@ -69,19 +73,16 @@ def _build(
     length: int,
 ) -> Decoder:
     last = config.num_layers if options.last is None else options.last
-    tiles = _tiles(config, kernels)
     layers = tuple(
-        _layer(config, layer, options.first, reader, kernels, tiles)
+        _layer(config, layer, options.first, reader, kernels)
         for layer in range(options.first, last)
     )
     embedding, norm, head = _ends(config, reader, kernels, options.first == 0, last)
-    cos, sin = rope_tables(config.attention.rope, length)
     return Decoder(
         config=config,
         first=options.first,
         layers=layers,
-        rope=(cos.to(options.device), sin.to(options.device)),
-        tiles=tiles,
+        tables=_tables(config, kernels, options.device, length),
         dtype=options.dtype,
         exact=kernels.exact,
         embedding=embedding,
@@ -90,15 +91,25 @@ def _build(
     )
 
 
-def _tiles(config: ModelConfig, kernels: Kernels) -> Tiles:
+def _tables(config: ModelConfig, kernels: Kernels, device: torch.device, length: int) -> PassTables:
     attention, delta = config.attention, config.delta
-    group = attention.heads // attention.kv_heads
-    rows = 1
-    if delta:
-        rows = kernels.tile_for_delta(
+    shape = attention.kv_heads, attention.heads // attention.kv_heads, attention.width
+    tile = kernels.tile_for_attention(*shape)
+    cos, sin = rope_tables(attention.rope, attention.width, length)
+    return PassTables(
+        cos=cos.to(device),
+        sin=sin.to(device),
+        windows=frozenset(attention.windows),
+        heads=Heads(*shape, max(tile, 1)),
+        attention_alone=tile == 0,
+        full=BiasTable(shape[1], max(tile, 1), device),
+        visible={chunk: visibility(chunk, device) for chunk in (1, LOG_CHUNK)},
+        delta_tile=kernels.tile_for_delta(
             delta.key_heads, delta.value_heads, delta.key_width, delta.value_width
         )
-    return Tiles(kernels.tile_for_attention(attention.kv_heads, group, attention.width), rows)
+        if delta
+        else 1,
+    )
 
 
 def _layer(
@@ -107,55 +118,51 @@ def _layer(
     first: int,
     reader: WeightReader,
     kernels: Kernels,
-    tiles: Tiles,
 ) -> DecoderLayer:
     weights = reader.below(f"layers.{layer}")
     width, eps = config.hidden_size, config.norm_eps
     # Position among layers of its kind *in this range*: a stage's state holds only its own layers.
     index = config.layer_kinds[first:layer].count(config.layer_kinds[layer])
+    norm = weights.norm("input_layernorm", width)
     mixer: AttentionLayer | DeltaLayer
     if config.layer_kinds[layer] == "attention":
         below = weights.below("self_attn")
         window = config.attention.windows[config.index_in_kind(layer)]
-        mixer = AttentionLayer(config.attention, width, eps, index, window, below, kernels)
+        mixer = AttentionLayer(config.attention, norm, eps, index, window, below, kernels)
     else:
         assert config.delta is not None
         below = weights.below("linear_attn")
-        mixer = DeltaLayer(config.delta, width, eps, index, below, kernels, tiles.delta)
+        mixer = DeltaLayer(config.delta, norm, eps, index, below, kernels)
     return DecoderLayer(
         mixer=mixer,
-        mlp=_mlp(config, weights.below("mlp"), kernels),
-        mixer_norm=weights.norm("input_layernorm", width),
-        mlp_norm=weights.norm("post_attention_layernorm", width),
-        eps=eps,
+        mlp=_mlp(config, weights, kernels),
+        eps=length_eps(eps, width).to(norm.device),
     )
 
 
-def _mlp(config: ModelConfig, weights: WeightReader, kernels: Kernels) -> Mlp:
+def _mlp(config: ModelConfig, layer: WeightReader, kernels: Kernels) -> Mlp:
     hidden, inner = config.hidden_size, config.intermediate_size
-    gate_up = [weights.matrix(f"{name}_proj", inner, hidden) for name in ("gate", "up")]
-    biases: list[Tensor] = []
-    down_bias = None
+    weights = layer.below("mlp")
+    gate_up = torch.cat([weights.matrix(f"{name}_proj", inner, hidden) for name in ("gate", "up")])
+    gate_up = fold_norm(-gate_up, layer.norm("post_attention_layernorm", hidden))
+    bias = down_bias = None
     if config.mlp_bias:
-        biases = [weights.vector(f"{name}_proj.bias", inner) for name in ("gate", "up")]
+        bias = -torch.cat([weights.vector(f"{name}_proj.bias", inner) for name in ("gate", "up")])
         down_bias = weights.vector("down_proj.bias", hidden)
     down = weights.matrix("down_proj", hidden, inner)
-    return Mlp(
-        kernels.make_linear(torch.cat(gate_up), torch.cat(biases) if biases else None),
-        kernels.make_linear(down, down_bias),
-    )
+    return Mlp(kernels.make_linear(gate_up, bias), kernels.make_linear(down, down_bias))
 
 
 def _ends(
     config: ModelConfig, reader: WeightReader, kernels: Kernels, is_first: bool, last: int
-) -> tuple[Tensor | None, Tensor | None, Linear | None]:
+) -> tuple[Tensor | None, RmsNorm | None, Linear | None]:
     """Embedding for the first range, norm and head for the last."""
     is_last = last == config.num_layers
     shape = config.vocab_size, config.hidden_size
     embedding = reader.matrix("embed_tokens", *shape) if is_first else None
     if not is_last:
         return embedding, None, None
-    norm = reader.norm("norm", config.hidden_size)
+    norm = rms_norm(reader.norm("norm", config.hidden_size), config.norm_eps)
     if config.tied_embeddings:
         matrix = embedding if embedding is not None else reader.matrix("embed_tokens", *shape)
     else:

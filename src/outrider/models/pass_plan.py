@@ -1,14 +1,14 @@
 """What one pass over several sequences needs to know, computed once and shared by all layers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from outrider.ops.attention import PAGE, ROW_BLOCK, causal_bias
-from outrider.ops.delta import visibility
-from outrider.state.delta import Segment, segments
+from outrider.ops.attention import PAGE, ROW_BLOCK, BiasTable, Block, Heads, causal_bias, make_block
+from outrider.ops.delta import Rows, make_rows
+from outrider.state.delta import DeltaState, Segment, segments
 from outrider.state.sequence import SequenceState
 
 
@@ -25,28 +25,20 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive rows of a span attended together; `biases` by sliding window (None: full)."""
-
-    rows: slice
-    start: int
-    biases: dict[int | None, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a span in one chunk of the delta log, with what they may see of it."""
+    """`size` rows of a span in one chunk of the delta log; `opens` if they are its first."""
 
-    segment: Segment
-    visible: Tensor
+    number: int
+    size: int
+    opens: bool
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """One sequence's part of a pass: its rows among all rows, and where they start."""
+    """One sequence's part of a pass, from position `start` of the sequence on."""
 
     state: SequenceState
-    rows: slice
     start: int
     blocks: list[Block]
     chunks: list[Chunk]
@@ -54,83 +46,87 @@ class SpanPlan:
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """All spans, and cos and signed sin [N, 1, rotary width] of every row's position."""
+    """All spans with their row counts, and cos and signed sin [N, 1, width] of every row."""
 
     spans: list[SpanPlan]
+    sizes: list[int]
     cos: Tensor
     sin: Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Row multiples chosen by the self-test; 0 runs each row by itself."""
-
-    attention: int
-    delta: int
+    def split(self, rows: Tensor) -> Sequence[Tensor]:
+        """The rows [N, ...] of a pass by span."""
+        return (rows,) if len(self.sizes) == 1 else rows.split(self.sizes)
 
 
-def plan_pass(
-    spans: Sequence[Span],
-    rope: tuple[Tensor, Tensor],
-    group: int,
-    windows: Iterable[int | None],
-    tiles: Tiles,
-) -> PassPlan:
-    """Plan a pass and advance every span's state past its rows."""
-    planned, done = [], 0
-    kinds = frozenset(windows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTables:
+    """What passes of one model look up instead of computing it anew.
+
+    cos, sin: [max_length, width]. windows: of the attention layers. visible: by chunk length.
+    Where the self-test found no row multiple that keeps bits, rows run alone: `attention_alone`,
+    and `delta_tile` is 0.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    windows: frozenset[int | None]
+    heads: Heads
+    attention_alone: bool
+    full: BiasTable
+    visible: Mapping[int, Tensor]
+    delta_tile: int
+
+
+def plan_pass(spans: Sequence[Span], tables: PassTables, like: Tensor) -> PassPlan:
+    """Plan a pass and advance every span's state past its rows; `like` gives scratch its dtype."""
+    planned, cos, sin = [], [], []
     for span in spans:
         start = span.state.length
         span.state.advance(span.rows, revocable=span.revocable)
-        blocks = _blocks(start, span.rows, group, kinds, tiles.attention, rope[0].device)
-        chunks = _chunks(span.state, start, span.rows, tiles.delta)
-        rows = slice(done, done + span.rows)
-        planned.append(SpanPlan(span.state, rows, start, blocks, chunks))
-        done += span.rows
-    cos, sin = (
-        torch.cat([table[part.start : part.start + _count(part.rows)] for part in planned])
-        for table in rope
-    )
-    return PassPlan(planned, cos.unsqueeze(1), sin.unsqueeze(1))
+        blocks = _blocks(start, span.rows, tables, like) if span.state.attention else []
+        chunks = _chunks(span.state.delta, start, span.rows, tables) if span.state.delta else []
+        planned.append(SpanPlan(span.state, start, blocks, chunks))
+        cos.append(tables.cos.narrow(0, start, span.rows))
+        sin.append(tables.sin.narrow(0, start, span.rows))
+    sizes = [span.rows for span in spans]
+    return PassPlan(planned, sizes, _join(cos).unsqueeze(1), _join(sin).unsqueeze(1))
 
 
-def _count(rows: slice) -> int:
-    return int(rows.stop - rows.start)
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _blocks(
-    start: int,
-    rows: int,
-    group: int,
-    windows: frozenset[int | None],
-    tile: int,
-    device: torch.device,
-) -> list[Block]:
+def _blocks(start: int, rows: int, tables: PassTables, like: Tensor) -> list[Block]:
     """Cut rows where the page changes, so that no row attends pages of much later ones."""
-    size = ROW_BLOCK if tile else 1
+    size = 1 if tables.attention_alone else ROW_BLOCK
     blocks, done = [], 0
     while done < rows:
-        count = min(size, rows - done)
-        if count > PAGE - (start + done) % PAGE and rows > size:
-            count = PAGE - (start + done) % PAGE
-        at = start + done
-        biases = {w: causal_bias(at, count, group, max(tile, 1), w, device) for w in windows}
-        blocks.append(Block(slice(done, done + count), at, biases))
+        at, count = start + done, min(size, rows - done)
+        if count > PAGE - at % PAGE and rows > size:
+            count = PAGE - at % PAGE
+        biases = {window: _bias(at, count, window, tables) for window in tables.windows}
+        blocks.append(make_block(slice(done, done + count), at, tables.heads, biases, like))
         done += count
     return blocks
 
 
-def _chunks(state: SequenceState, start: int, rows: int, tile: int) -> list[Chunk]:
-    if state.delta is None:
-        return []
-    chunk, device = state.delta.chunk, state.delta.bases.device
-    parts = segments(start, rows, chunk)
+def _bias(start: int, rows: int, window: int | None, tables: PassTables) -> Tensor:
+    if window is None:
+        return tables.full.at(start, rows)
+    heads = tables.heads
+    return causal_bias(start, rows, heads.group, heads.tile, window, tables.cos.device)
+
+
+def _chunks(state: DeltaState, start: int, rows: int, tables: PassTables) -> list[Chunk]:
+    tile = tables.delta_tile
+    parts = segments(start, rows, state.chunk)
     if tile == 0:
-        parts = [
-            Segment(part.chunk, part.first + row, slice(part.rows.start + row, part.rows.start + row + 1))
-            for part in parts
-            for row in range(_count(part.rows))
-        ]
-    return [
-        Chunk(part, visibility(part.first, _count(part.rows), chunk, device)) for part in parts
-    ]
+        parts = [one for part in parts for one in part.each_row()]
+    return [_chunk(part, state, tables.visible[state.chunk], max(tile, 1)) for part in parts]
+
+
+def _chunk(part: Segment, state: DeltaState, visible: Tensor, tile: int) -> Chunk:
+    shape = state.spec
+    heads = shape.key_heads, shape.value_heads
+    rows = make_rows(part.first, part.size, heads, shape.key_width, visible, tile)
+    return Chunk(part.chunk, part.size, part.first == 0, rows)

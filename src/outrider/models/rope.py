@@ -14,8 +14,8 @@ from outrider.models.config import RopeConfig
 from outrider.ops import rope as ops
 
 
-def rope_tables(config: RopeConfig, length: int) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [length, rotary width], fp32, for `outrider.ops.rope.rotate`."""
+def rope_tables(config: RopeConfig, head_width: int, length: int) -> tuple[Tensor, Tensor]:
+    """cos and signed sin [length, head width], fp32, for `outrider.ops.rope.rotate`."""
     exponents = torch.arange(0, config.width, 2, dtype=torch.int64).float() / config.width
     frequencies = 1.0 / config.theta**exponents
     numbers = config.parameters or {}
@@ -27,7 +27,7 @@ def rope_tables(config: RopeConfig, length: int) -> tuple[Tensor, Tensor]:
     elif config.kind == "yarn":
         frequencies = _yarn(frequencies, config.theta, config.width, numbers)
         scale = _yarn_scale(numbers)
-    return ops.tables(frequencies, length, scale)
+    return ops.tables(frequencies, length, scale, head_width)
 
 
 def _llama3(frequencies: Tensor, numbers: Mapping[str, float]) -> Tensor:

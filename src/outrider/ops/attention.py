@@ -5,18 +5,59 @@ matrix product has a shape that depends on neither: keys lie in pages of PAGE po
 are padded to a multiple of `tile`, and per-page partial sums are added in a fixed binary tree in
 which a page that is masked adds exact zeros. docs/decisions/row-invariance.md has the evidence.
 
-Shapes: n rows, H key-value heads, G query heads for each, D head width, P pages.
+Shapes: n rows, H key-value heads, G query heads for each, D head width, P pages, M padded rows.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from outrider.ops.rows import pad_rows, padded_rows
+from outrider.ops.rows import padded_rows
 
 PAGE = 64
 MASKED = float("-inf")
 ROW_BLOCK = 64
 """Rows attended at once; bounds the scores to ROW_BLOCK x G x keys per key-value head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Shape of grouped-query attention, and the multiple that its rows are padded to."""
+
+    heads: int
+    group: int
+    width: int
+    tile: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of a pass that are attended together, with scratch that layers share.
+
+    rows: which of a span's rows. pages: how many pages they see. queries: [P * H, M, D], zero in
+    the padding; `target` is its part [P, n, H, G, D] that a layer fills. biases: by sliding window
+    (None: full), from `causal_bias` or `BiasTable`.
+    """
+
+    rows: slice
+    pages: int
+    queries: Tensor
+    target: Tensor
+    biases: dict[int | None, Tensor]
+
+
+def make_block(
+    rows: slice, start: int, shape: Heads, biases: dict[int | None, Tensor], like: Tensor
+) -> Block:
+    """The block of `rows` that stand at positions start.. of their sequence."""
+    count = rows.stop - rows.start
+    pages = (start + count - 1) // PAGE + 1
+    padded = padded_rows(count * shape.group, shape.tile)
+    queries = like.new_zeros(pages, shape.heads, padded, shape.width)
+    used = queries.narrow(2, 0, count * shape.group)
+    target = used.view(pages, shape.heads, count, shape.group, shape.width).transpose(1, 2)
+    return Block(rows, pages, queries.flatten(0, 1), target, biases)
 
 
 def causal_bias(
@@ -39,35 +80,58 @@ def causal_bias(
     return bias.view(len(queries), -1, PAGE).transpose(0, 1).unsqueeze(1)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, start: int, bias: Tensor) -> Tensor:
-    """Attention of rows q [n, H, G, D] (already scaled) at positions start.. over pages.
+class BiasTable:
+    """`causal_bias` of full attention for any start, as views of one table.
 
-    keys, values: [at least P, H, PAGE, D], own positions included; bias from `causal_bias`,
-    whose row count says how far rows are padded. Returns [n, H, G, D].
+    Up to ROW_BLOCK rows that start within the table's first page: [rows * group, 2 pages].
     """
-    num_rows, heads, group, width = q.shape
-    padded = bias.shape[2]
-    pages = (start + num_rows - 1) // PAGE + 1
-    rows = pad_rows(q.transpose(0, 1).reshape(heads, num_rows * group, width), padded)
-    stacked = rows.expand(pages, heads, padded, width).reshape(pages * heads, padded, width)
-    page_keys = keys[:pages].reshape(pages * heads, PAGE, width)
-    scores = torch.bmm(stacked, page_keys.transpose(1, 2)).view(pages, heads, padded, PAGE)
-    scores[pages - bias.shape[0] :] += bias
+
+    def __init__(self, group: int, tile: int, device: torch.device) -> None:
+        self.group, self.tile = group, tile
+        rows = PAGE + ROW_BLOCK + tile
+        keys = torch.arange(2 * PAGE, device=device)
+        queries = torch.arange(rows * group, device=device) // group
+        hidden = keys[None, :] > queries[:, None]
+        table = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, MASKED)
+        self.table = table.view(-1, 2, PAGE).transpose(0, 1).unsqueeze(1)
+
+    def at(self, start: int, rows: int) -> Tensor:
+        """[1 or 2 pages, 1, padded rows * group, PAGE]; padding rows see more, never nothing."""
+        offset = start % PAGE
+        pages = (offset + rows - 1) // PAGE + 1
+        padded = padded_rows(rows * self.group, self.tile)
+        return self.table.narrow(0, 0, pages).narrow(2, offset * self.group, padded)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, block: Block, bias: Tensor) -> Tensor:
+    """Attention of rows q [n, H, G, D] (already scaled) over the first pages of their sequence.
+
+    keys, values: [at least P, H, PAGE, D], own positions included; bias: [B, 1, M, PAGE] for the
+    last B pages. Returns [n, H, G, D].
+    """
+    rows, heads, group, width = q.shape
+    block.target.copy_(q)
+    page_keys = keys.narrow(0, 0, block.pages).view(-1, PAGE, width)
+    scores = torch.bmm(block.queries, page_keys.transpose(1, 2))
+    scores = scores.view(block.pages, heads, -1, PAGE)
+    hidden = bias.shape[0]
+    scores.narrow(0, block.pages - hidden, hidden).add_(bias)
     scores = scores.float()
     weights = scores.sub_(scores.amax(dim=(0, 3), keepdim=True)).exp_()
-    total = tree_sum(weights.sum(-1))
-    flat = weights.view(pages * heads, padded, PAGE).to(values.dtype)
-    page_values = values[:pages].reshape(pages * heads, PAGE, width)
-    mixed = tree_sum(torch.bmm(flat, page_values).view(pages, heads, padded, width))
-    out = mixed / total.unsqueeze(-1)
-    kept = out[:, : num_rows * group].reshape(heads, num_rows, group, width)
+    page_values = values.narrow(0, 0, block.pages).view(-1, PAGE, width)
+    mixed = torch.bmm(weights.to(values.dtype).flatten(0, 1), page_values)
+    parts = [mixed.view(block.pages, heads, -1, width), weights.sum(-1, keepdim=True)]
+    mixed, total = tree_sum(torch.cat(parts, -1)).narrow(1, 0, rows * group).split([width, 1], 2)
+    kept = torch.div(mixed, total).view(heads, rows, group, width)
     return kept.transpose(0, 1).to(q.dtype)
 
 
 def tree_sum(parts: Tensor) -> Tensor:
     """Sum over the first axis, pairing neighbours: trailing zeros never change the result."""
-    while parts.shape[0] > 1:
-        even = parts.shape[0] // 2 * 2
-        paired = parts[0:even:2] + parts[1:even:2]
-        parts = torch.cat([paired, parts[even:]]) if even < parts.shape[0] else paired
+    shape = parts.shape[1:]
+    while (count := len(parts)) > 1:
+        odd = parts.narrow(0, count - 1, 1) if count % 2 else None
+        even = parts if odd is None else parts.narrow(0, 0, count - 1)
+        left, right = even.view(-1, 2, *shape).unbind(1)
+        parts = left + right if odd is None else torch.cat([left + right, odd])
     return parts[0]

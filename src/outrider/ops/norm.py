@@ -1,11 +1,52 @@
-"""Root-mean-square normalisation (Zhang & Sennrich 2019) and what is built from it."""
+"""Root-mean-square normalisation (Zhang & Sennrich 2019) and what is built from it.
+
+The root mean square is the Euclidean length over sqrt(width). So every norm here divides by a
+length, and the constant sqrt(width) goes into the weight, or with it into the next matrix.
+"""
+
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., width] over its last axis, computed in fp32, times weight [width]; in x's dtype."""
+def inverse_length(x: Tensor, eps: Tensor) -> Tensor:
+    """1 / sqrt(sum of squares + eps) over the last axis of x, which stays with size 1; fp32."""
+    return (x * x).sum(-1, keepdim=True).add_(eps).rsqrt_()
+
+
+def unit_rows(x: Tensor, eps: Tensor) -> Tensor:
+    """x over its length along the last axis, computed in fp32; in x's dtype. eps: 0-dim."""
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * weight).to(x.dtype)
+    return (wide * inverse_length(wide, eps)).to(x.dtype)
+
+
+def length_eps(eps: float, width: int) -> Tensor:
+    """The epsilon of an RMS norm over `width` entries, for use beside their sum of squares."""
+    return torch.tensor(eps * width)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """x * weight / rms(x) over the last axis; `scale` is weight * sqrt(width), `eps` 0-dim."""
+
+    scale: Tensor
+    eps: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., width]; computed in fp32, in x's dtype."""
+        wide = x.float()
+        return (wide * inverse_length(wide, self.eps)).mul_(self.scale).to(x.dtype)
+
+
+def rms_norm(weight: Tensor, eps: float) -> RmsNorm:
+    """The norm with fp32 `weight` [..., width] and the checkpoint's `eps`."""
+    width = weight.shape[-1]
+    return RmsNorm(weight * math.sqrt(width), length_eps(eps, width).to(weight.device))
+
+
+def fold_norm(matrix: Tensor, weight: Tensor) -> Tensor:
+    """The matrix [out, width] that takes `unit_rows` of an input instead of its RMS norm."""
+    scale = weight.float() * math.sqrt(weight.shape[-1])
+    return (matrix.float() * scale).to(matrix.dtype)

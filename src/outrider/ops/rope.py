@@ -1,24 +1,39 @@
-"""Rotary position embedding (Su et al. 2021), halves convention, full or partial width."""
+"""Rotary position embedding (Su et al. 2021), halves convention, full or partial width.
+
+A head's columns are permuted once, at load, so that each rotated pair lies half a head apart,
+whatever part of the head is rotated; columns that are not rotated turn by the angle zero.
+"""
 
 import torch
 from torch import Tensor
 
 
-def tables(inverse_frequencies: Tensor, length: int, scale: float) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [length, rotary width] fp32 for positions 0..length-1.
+def tables(
+    inverse_frequencies: Tensor, length: int, scale: float, width: int
+) -> tuple[Tensor, Tensor]:
+    """cos and signed sin [length, width] fp32 for positions 0..length-1 of `paired` heads.
 
     The sine of the first half carries the minus sign of the rotation, so that `rotate` needs no
     negation.
     """
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies)
-    cos, sin = angles.cos() * scale, angles.sin() * scale
+    still = width // 2 - len(inverse_frequencies)
+    cos = torch.nn.functional.pad(angles.cos() * scale, (0, still), value=1.0)
+    sin = torch.nn.functional.pad(angles.sin() * scale, (0, still))
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first columns of x [n, heads, width] by cos, sin [n, 1, rotary width]."""
-    width = cos.shape[-1]
-    part = x[..., :width]
-    first, second = part.chunk(2, -1)
-    turned = part * cos + torch.cat([second, first], -1) * sin
-    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], -1)
+def paired(heads: Tensor, rotary: int) -> Tensor:
+    """Permute the columns of heads [heads, width, ...] whose first `rotary` ones are rotated."""
+    width = heads.shape[1]
+    turned, still = torch.arange(rotary), torch.arange(rotary, width)
+    order = [part.chunk(2)[half] for half in (0, 1) for part in (turned, still) if len(part)]
+    return heads[:, torch.cat(order)]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Rotate x [n, heads, width] by cos, sin [n, 1, width] into `out` (may be x itself)."""
+    rows, heads, width = x.shape
+    first, second = x.view(rows, heads, 2, width // 2).unbind(2)
+    swapped = torch.cat([second, first], -1)
+    torch.add(x * cos, swapped.mul_(sin) if swapped.dtype == sin.dtype else swapped * sin, out=out)

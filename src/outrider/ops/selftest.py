@@ -97,17 +97,18 @@ class AttentionProbe:
     def is_invariant(self, tile: int) -> bool:
         seed = torch.Generator().manual_seed(0)
         shape = (1 + (max(self.starts) + max(self.windows)) // attention.PAGE, self.heads)
-        keys, values = torch.randn(
-            2, *shape, attention.PAGE, self.width, generator=seed
-        ).unbind()
+        keys, values = torch.randn(2, *shape, attention.PAGE, self.width, generator=seed).unbind()
         q = torch.randn(max(self.windows), self.heads, self.group, self.width, generator=seed)
         return all(self._agrees(q, keys, values, start, tile) for start in self.starts)
 
     def _agrees(self, q: Tensor, keys: Tensor, values: Tensor, start: int, tile: int) -> bool:
+        shape = attention.Heads(self.heads, self.group, self.width, tile)
+        table = attention.BiasTable(self.group, tile, q.device)
+
         def run(first: int, rows: int) -> Tensor:
-            at = start + first
-            bias = attention.causal_bias(at, rows, self.group, tile, None, q.device)
-            return attention.attend(q[first : first + rows], keys, values, at, bias)
+            part, at = slice(first, first + rows), start + first
+            block = attention.make_block(part, at, shape, {}, q)
+            return attention.attend(q[part], keys, values, block, table.at(at, rows))
 
         alone = torch.cat([run(row, 1) for row in range(len(q))])
         return all(
@@ -130,9 +131,7 @@ class DeltaProbe:
 
     def is_invariant(self, tile: int) -> bool:
         alone = self._run([1] * self.chunk, tile)
-        return all(
-            torch.equal(self._run(self._cut(width), tile), alone) for width in self.windows
-        )
+        return all(torch.equal(self._run(self._cut(width), tile), alone) for width in self.windows)
 
     def _cut(self, width: int) -> list[int]:
         full, rest = divmod(self.chunk, width)
@@ -144,31 +143,26 @@ class DeltaProbe:
         def random(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=seed)
 
-        both = random(self.key_heads, 2, self.chunk, self.key_width)
-        both = both / both.norm(dim=-1, keepdim=True)
-        values = random(self.heads, self.chunk, self.width)
-        decay = -random(self.heads, self.chunk).abs() * 0.1
-        strength = random(self.heads, self.chunk).sigmoid()
-        base = random(self.heads, self.key_width, self.width)
-        log = (
-            torch.zeros(self.key_heads, self.chunk, self.key_width),
+        pairs = random(self.chunk, 2, self.key_heads, self.key_width)
+        pairs = pairs / pairs.norm(dim=-1, keepdim=True)
+        group = self.heads // self.key_heads
+        values = random(self.chunk, self.key_heads, group, self.width)
+        decay = -random(self.chunk, self.heads).abs() * 0.1
+        strength = random(self.chunk, self.heads).sigmoid()
+        memory = random(self.key_heads, self.key_width, self.chunk + group * self.width)
+        slot = delta.Slot.over(
+            memory,
             torch.zeros(self.heads, self.chunk, self.width),
             torch.zeros(self.heads, self.chunk),
         )
+        visible = delta.visibility(self.chunk, memory.device)
+        heads = self.key_heads, self.heads
         outputs, first = [], 0
-        for rows in widths:
-            part = slice(first, first + rows)
-            outputs.append(
-                delta.apply_rows(
-                    both[:, :, part].reshape(self.key_heads, 2 * rows, self.key_width),
-                    values[:, part],
-                    (decay[:, part], strength[:, part]),
-                    base,
-                    log,
-                    delta.visibility(first, rows, self.chunk, base.device),
-                    first,
-                    tile,
-                )
-            )
-            first += rows
-        return torch.cat(outputs, 1)
+        for count in widths:
+            part = slice(first, first + count)
+            rows = delta.make_rows(first, count, heads, self.key_width, visible, tile)
+            rows.target.copy_(pairs[part])
+            gates = decay[part], strength[part]
+            outputs.append(delta.apply_rows(rows, values[part], gates, slot))
+            first += count
+        return torch.cat(outputs)

@@ -7,7 +7,7 @@ from outrider.state.spec import PAGE, AttentionSpec
 
 
 class AttentionState:
-    """Pages [layers, pages, heads, PAGE, width]; grows by doubling, never shrinks.
+    """Pages [layers, 2, pages, heads, PAGE, width]; grows by doubling, never shrinks.
 
     What lies at or past the sequence's length is garbage that the causal mask hides, so taking
     rows back needs nothing from this class. Storage starts zeroed: masked entries are multiplied
@@ -16,34 +16,45 @@ class AttentionState:
 
     def __init__(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> None:
         self.spec = spec
-        self._new = {"dtype": dtype, "device": device}
-        self.keys = self._pages(0)
-        self.values = self._pages(0)
+        self._dtype, self._device = dtype, device
+        self._hold(self._pages(0))
 
     def _pages(self, count: int) -> Tensor:
-        spec = self.spec
-        return torch.zeros(spec.layers, count, spec.heads, PAGE, spec.width, **self._new)  # type: ignore[arg-type]
+        sizes = self.spec.layers, 2, count, self.spec.heads, PAGE, self.spec.width
+        return torch.zeros(sizes, dtype=self._dtype, device=self._device)
+
+    def _hold(self, pages: Tensor) -> None:
+        """Take `pages` as storage; views of it are made once and used by many passes."""
+        self.pages = pages
+        self._layers = [(layer[0], layer[1]) for layer in pages]
+        self._places = [layer.unbind(1) for layer in pages]
+
+    @property
+    def capacity(self) -> int:
+        """Positions that storage has room for now."""
+        return self.pages.shape[2] * PAGE
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions."""
-        needed, held = -(-length // PAGE), self.keys.shape[1]
-        if needed <= held:
-            return
-        more = max(needed, 2 * held) - held
-        self.keys = torch.cat([self.keys, self._pages(more)], 1)
-        self.values = torch.cat([self.values, self._pages(more)], 1)
+        needed, held = -(-length // PAGE), self.pages.shape[2]
+        if needed > held:
+            more = max(needed, 2 * held) - held
+            self._hold(torch.cat([self.pages, self._pages(more)], 2))
 
-    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Store rows [n, heads, width] at positions start.. (room was reserved)."""
-        done, rows = 0, keys.shape[0]
-        while done < rows:
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each [pages, heads, PAGE, width]."""
+        return self._layers[layer]
+
+    def write(self, layer: int, start: int, rows: Tensor) -> None:
+        """Store keys and values [n, 2, heads, width] at positions start.. (room was reserved)."""
+        done, count = 0, rows.shape[0]
+        by_place = rows.permute(1, 2, 0, 3)
+        while done < count:
             page, offset = divmod(start + done, PAGE)
-            count = min(PAGE - offset, rows - done)
-            part = slice(done, done + count)
-            place = slice(offset, offset + count)
-            self.keys[layer, page, :, place] = keys[part].transpose(0, 1)
-            self.values[layer, page, :, place] = values[part].transpose(0, 1)
-            done += count
+            fits = min(PAGE - offset, count - done)
+            place = self._places[layer][page].narrow(2, offset, fits)
+            place.copy_(by_place if fits == count else by_place.narrow(2, done, fits))
+            done += fits
 
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.pages.nbytes

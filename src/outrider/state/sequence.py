@@ -8,13 +8,12 @@ layers: no layer can be left behind.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from outrider.errors import StateError
 from outrider.state.attention import AttentionState
-from outrider.state.delta import DeltaState
+from outrider.state.delta import DeltaCopy, DeltaState
 from outrider.state.rollback import Rollback, rollback_for
-from outrider.state.spec import PAGE, StateSpec
+from outrider.state.spec import StateSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Checkpoint:
     """A copy of the recurrent layers at `length`; attention truncates and needs none."""
 
     length: int
-    recurrent: tuple[Tensor, ...]
+    recurrent: DeltaCopy | None
 
 
 class SequenceState:
@@ -57,6 +56,8 @@ class SequenceState:
                 f"{end - self.floor} rows above the floor exceed the rollback capacity of "
                 f"{self.spec.row_capacity}: take a checkpoint first or raise state.capacity."
             )
+        if self.delta:
+            self.delta.columns.reserve(self.length, rows)
         self.length = end
         self._peak = max(self._peak, end)
         if self.attention:
@@ -95,13 +96,13 @@ class SequenceState:
 
     def checkpoint(self) -> Checkpoint:
         """Copy what truncation cannot bring back."""
-        return Checkpoint(self.length, self.delta.copy() if self.delta else ())
+        return Checkpoint(self.length, self.delta.copy() if self.delta else None)
 
     def restore(self, saved: Checkpoint) -> None:
         """Go back to a checkpoint of this state taken at a length that it still holds."""
         if saved.length > self.length:
             raise StateError(f"checkpoint at {saved.length} lies beyond length {self.length}.")
-        if self.delta:
+        if self.delta and saved.recurrent:
             self.delta.restore(saved.recurrent)
         self.length = self.floor = self._peak = saved.length
 
@@ -122,5 +123,5 @@ class SequenceState:
                 f"state is inconsistent: floor {self.floor}, length {self.length}, "
                 f"peak {self._peak}."
             )
-        if self.attention and self.attention.keys.shape[1] * PAGE < self.length:
+        if self.attention and self.attention.capacity < self.length:
             raise StateError(f"attention pages hold fewer than {self.length} positions.")

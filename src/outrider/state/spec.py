@@ -15,6 +15,9 @@ LOG_CHUNK = 32
 PAGE = 64
 """Positions per page of keys and values; equals `outrider.ops.attention.PAGE` (tested)."""
 
+COLUMN_SLACK = 16
+"""Convolution inputs held beyond the rollback capacity; they move to the front when it is used."""
+
 FLOAT_BYTES = 4
 
 
@@ -86,9 +89,13 @@ class StateSpec:
         return 0 if self.policy == "checkpoint" else self.capacity
 
     @property
+    def slack(self) -> int:
+        return COLUMN_SLACK
+
+    @property
     def columns(self) -> int:
         """Convolution inputs held."""
-        return self.row_capacity + self.delta.taps - 1 if self.delta else 0
+        return self.row_capacity + self.delta.taps - 1 + self.slack if self.delta else 0
 
     def recurrent_bytes(self) -> int:
         """Bytes that do not grow with the sequence; 0 for a dense model."""
