@@ -1,0 +1,59 @@
+"""A row has the same bits alone and among others, in every operation a pass is made of."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.ops.activation import one_plus_exp, sigmoid, silu, softplus
+from outrider.ops.conv import causal_conv
+from outrider.ops.norm import length_eps, rms_norm, unit_rows
+
+WIDTHS = (4, 24, 40, 48, 256, 264, 704)
+COUNTS = (1, 2, 3, 5, 7, 8, 13, 16, 17, 33, 64, 200)
+
+
+def among_equals_alone(apply: Callable[[Tensor], Tensor], width: int) -> None:
+    rows = torch.randn(max(COUNTS), width, generator=torch.Generator().manual_seed(0)) * 4
+    alone = torch.cat([apply(row) for row in rows.split(1)])
+    for count in COUNTS:
+        assert torch.equal(apply(rows[:count]), alone[:count]), f"{count} rows of width {width}"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("activation", [one_plus_exp, sigmoid, silu, softplus])
+def test_activations_keep_bits(activation: Callable[[Tensor], Tensor], width: int) -> None:
+    among_equals_alone(activation, width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norms_keep_bits(width: int) -> None:
+    norm = rms_norm(torch.linspace(0.5, 1.5, width), 1e-6)
+    among_equals_alone(norm, width)
+    eps = length_eps(1e-6, width // 2)
+    among_equals_alone(lambda x: unit_rows(x.view(len(x), 2, -1), eps).flatten(1), width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_convolution_keeps_bits(width: int) -> None:
+    seed = torch.Generator().manual_seed(1)
+    columns = torch.randn(203, width, generator=seed)
+    weight = torch.randn(4, width, generator=seed)
+    alone = torch.cat([causal_conv(columns[at : at + 4].clone(), weight) for at in range(200)])
+    for count in COUNTS:
+        assert torch.equal(causal_conv(columns[: count + 3], weight), alone[:count])
+
+
+def test_values_agree_with_torch() -> None:
+    x = torch.linspace(-100, 100, 801)
+    functional = torch.nn.functional
+    torch.testing.assert_close(sigmoid(x), torch.sigmoid(x))
+    torch.testing.assert_close(silu(x), functional.silu(x))
+    torch.testing.assert_close(softplus(x), functional.softplus(x))
+    rows, weight = torch.randn(5, 24), torch.rand(24)
+    expected = functional.rms_norm(rows, (24,), weight, 1e-5)
+    torch.testing.assert_close(rms_norm(weight, 1e-5)(rows), expected)
+    kernel = torch.randn(4, 24)
+    expected = functional.conv1d(rows.t()[None], kernel.t()[:, None], groups=24)[0].t()
+    torch.testing.assert_close(causal_conv(rows, kernel), expected)
