@@ -118,7 +118,7 @@ def steady_machine(samples: Sequence[Timed], allowed: float) -> Gate:
     steady = gap <= allowed and abs(change) <= allowed
     detail = (
         f"plain legs around a speculative one differ by {gap:.1%}, the last repeat takes "
-        f"{change:+.1%} of the first one's time; allowed are {allowed:.1%}"
+        f"{1 + change:.1%} of the first one's time; allowed is {allowed:.1%} either way"
     )
     return Gate(
         name="plain legs agree", state="passed" if steady else "inconclusive", detail=detail
