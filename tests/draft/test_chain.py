@@ -68,3 +68,22 @@ def test_each_drafter_has_its_own_limit_within_the_budget():
 def test_drafters_that_need_taps_cannot_be_chained():
     with pytest.raises(ConfigError, match=r"suffix\+mtp: mtp needs hidden states"):
         ChainDrafter(Scripted("suffix", {}), Scripted("mtp", {}, taps=(3,)))
+
+
+def test_a_draft_of_which_nothing_is_kept_is_a_miss():
+    first = Scripted("suffix", {2: (5, 6), 3: (5, 6)})
+    second = Scripted("draft", {2: (9,)})
+
+    def keep(draft: Draft) -> Draft | None:
+        return None if draft.source == "suffix" else draft
+
+    chain = ChainDrafter(first, second, keep=keep)
+    assert chain.propose(Context([1, 2]), 4) == Draft(tokens=(9,), source="draft")
+    assert chain.propose(Context([1, 2, 3]), 4) is None
+
+
+def test_a_chain_of_one_is_its_drafter():
+    only = Scripted("mtp", {2: (5, 6)}, taps=(3,))
+    chain = ChainDrafter(only, keep=lambda draft: Draft(tokens=draft.tokens[:1], source="mtp"))
+    assert (chain.name, chain.needs) == ("mtp", Needs((3,)))
+    assert chain.propose(Context([1, 2]), 4) == Draft(tokens=(5,), source="mtp")

@@ -1,4 +1,4 @@
-"""Two drafters in a row: the second is asked only where the first has nothing."""
+"""Several drafters in a row: one is asked only where those before it have nothing worth having."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,9 @@ from outrider.errors import ConfigError
 Limit = Callable[[str, int], int]
 """From a drafter's name and the round's budget to what that drafter may propose, 0 for nothing."""
 
+Keep = Callable[[Draft], Draft | None]
+"""From a draft to the part of it that is worth verifying, None for nothing of it."""
+
 
 def whole_budget(name: str, budget: int) -> int:
     """Let every drafter use the whole budget."""
@@ -16,48 +19,56 @@ def whole_budget(name: str, budget: int) -> int:
     return budget
 
 
-class ChainDrafter:
-    """`first`, and `second` behind it; each draft keeps the source that it came from.
+def whole_draft(draft: Draft) -> Draft | None:
+    """Take every draft as it is."""
+    return draft
 
-    The second one's rounds of rest cost it nothing now and one longer pass later. Neither may need
-    taps, since their features would have to be kept for the one that is not asked.
+
+class ChainDrafter:
+    """Asks drafters in order; each draft keeps the source that it came from.
+
+    The rounds of rest of a drafter cost it nothing now and one longer pass later. In a chain of
+    several nobody may need taps: their features would have to be kept for those not asked. A chain
+    of one lets `limit` and `keep` apply to a single drafter.
     """
 
-    def __init__(self, first: Drafter, second: Drafter, *, limit: Limit = whole_budget) -> None:
-        for drafter in (first, second):
-            if drafter.needs.taps:
+    def __init__(
+        self, *drafters: Drafter, limit: Limit = whole_budget, keep: Keep = whole_draft
+    ) -> None:
+        self._drafters, self._limit, self._keep = drafters, limit, keep
+        for drafter in drafters:
+            if drafter.needs.taps and len(drafters) > 1:
                 raise ConfigError(
-                    f"method {first.name}+{second.name}: {drafter.name} needs hidden states of "
-                    f"the target and cannot be chained; use it alone."
+                    f"method {self.name}: {drafter.name} needs hidden states of the target and "
+                    f"cannot be chained; use it alone."
                 )
-        self._drafters = (first, second)
-        self._limit = limit
 
     @property
     def name(self) -> str:
-        """Both names, such as `suffix+draft`."""
+        """All names, such as `suffix+draft`."""
         return "+".join(drafter.name for drafter in self._drafters)
 
     @property
     def needs(self) -> Needs:
-        """Nothing."""
-        return Needs()
+        """What a single drafter needs; nothing for several."""
+        return self._drafters[0].needs
 
     def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return the first draft that is found."""
+        """Return the first draft of which something is kept."""
         for drafter in self._drafters:
             allowed = min(self._limit(drafter.name, budget), budget)
             draft = drafter.propose(context, allowed) if allowed > 0 else None
-            if draft is not None:
-                return draft
+            kept = None if draft is None else self._keep(draft)
+            if kept is not None:
+                return kept
         return None
 
     def observe(self, commit: Commit) -> None:
-        """Tell both."""
+        """Tell all."""
         for drafter in self._drafters:
             drafter.observe(commit)
 
     def close(self) -> None:
-        """Close both."""
+        """Close all."""
         for drafter in self._drafters:
             drafter.close()
