@@ -104,7 +104,7 @@ class Rows:
             return torch.stack(rng.sample(self.own[name], round(ROW_TOKENS / size))), part
         stage = mix.CURRICULUM[rng.choice((1, 2))]
         return torch.tensor(
-            [self.real.row(rng, name, stage) for _ in range(ROW_TOKENS // stage.length)]
+            [self.real.row(rng, name, stage)[0] for _ in range(ROW_TOKENS // stage.length)]
         ), part
 
 

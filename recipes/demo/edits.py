@@ -60,8 +60,8 @@ def scramble(rng: random.Random, text: str, pool: list[str]) -> str:
 
 
 def new_name(rng: random.Random, pool: list[str]) -> str:
-    """A name from the corpus or made of two of them."""
-    if rng.random() < 0.5:
+    """A name from the corpus or, one time in four, made of two of them."""
+    if rng.random() < 0.75:
         return rng.choice(pool)
     return f"{rng.choice(pool)[:10].strip('_')}_{rng.choice(pool)[:8].strip('_')}"
 

@@ -214,7 +214,7 @@ def run(work: Path, folder: Path) -> None:
     stage, rng = dataclasses.replace(mix.CURRICULUM[-1], noise=0.0), random.Random(2)
     report: dict[str, Any] = {}
     for part in mix.PARTS:
-        rows = [held_out.row(rng, part, stage) for _ in range(12)]
+        rows = [held_out.row(rng, part, stage)[0] for _ in range(12)]
         loss, entropy = loss_and_entropy(family.target, rows)
         report[f"held-out {part}"] = {
             "loss": loss,

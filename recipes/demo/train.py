@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from recipes.demo import corpus, fast_kernels, mix, model, parallel, tokens
+from recipes.demo import corpus, fast_kernels, mix, model, parallel, tokens, unloop
 
 TOKENS_PER_RANK = 2048
 SAVE_SECONDS = 240
+UNLOOP_FROM = 0.54
 
 
 def log(work: Path, line: str) -> None:
@@ -36,7 +37,7 @@ def validation(tokenizer: Any, sources: list[corpus.Source]) -> dict[str, torch.
     """Held-out rows [8, 1024] of each part, always the same."""
     held_out = mix.Mix(tokenizer, sources, held_out=True)
     stage, rng = dataclasses.replace(mix.CURRICULUM[-1], noise=0.0), random.Random(1)
-    return {p: torch.tensor([held_out.row(rng, p, stage) for _ in range(8)]) for p in mix.PARTS}
+    return {p: torch.tensor([held_out.row(rng, p, stage)[0] for _ in range(8)]) for p in mix.PARTS}
 
 
 @torch.no_grad()
@@ -81,19 +82,24 @@ def worker(rank: int, net: nn.Module, shared: parallel.Shared, work: Path, minut
     state = parallel.resume(work / "target", net, optimizer)
     step, seen = state.get("step", 0), state.get("tokens", 0)
     progress = parallel.Progress(minutes, state.get("seconds", 0.0))
+    loops, loops_at, repeats = unloop.OwnLoops(rows, rank), None, 0.0
     means, saved, share = PartMeans(), progress.spent, progress.tick()
     while share < 1.0:
         stage = mix.stage_at(share)
-        ids, parts = rows.batch(f"{rank}-{step}", stage, TOKENS_PER_RANK // stage.length)
+        ids, weights, parts = rows.batch(f"{rank}-{step}", stage, TOKENS_PER_RANK // stage.length)
         losses = token_losses(net, ids)
-        losses.mean().backward()
+        (losses * weights[:, 1:]).mean().backward()
+        if share >= UNLOOP_FROM:
+            if loops_at is None or step - loops_at >= unloop.REFRESH_STEPS:
+                loops_at, repeats = step, loops.refresh(net)
+            loops.loss(net).backward()
         norm = optimizer.step(share)
         step, seen = step + 1, seen + TOKENS_PER_RANK * shared.ranks
         means.add(losses.detach(), parts)
         share = parallel.common_clock(shared, rank, progress)
         if rank == 0 and step % 25 == 0:
             where = f"step {step} tokens {seen} {share:.3f} len {stage.length} norm {norm:.2f}"
-            log(work, f"{where} {means.take()}")
+            log(work, f"{where} {means.take()} repeats {repeats:.2f}")
         if progress.spent - saved > SAVE_SECONDS or share >= 1.0:
             saved = progress.spent
             state = {"step": step, "tokens": seen, "seconds": progress.spent}
