@@ -81,13 +81,18 @@ def build_model(name: str, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     config: PretrainedConfig = model_class.config_class(**settings)
     model: PreTrainedModel = model_class(config).eval()
+    randomise(model)
+    return model
+
+
+def randomise(model: PreTrainedModel) -> None:
+    """Draw the weights again, large enough to make choices differ."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1 and "conv1d" not in key:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
             elif "norm" in key or "bias" in key:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 def save_model(name: str, folder: Path, seed: int = 0) -> PreTrainedModel:

@@ -9,12 +9,16 @@ LayerKind = Literal["attention", "delta"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary embedding: base, rotated width, and the parameters of a scaling rule by its name."""
+    """Rotary embedding: base, rotated width, and the parameters of a scaling rule by its name.
+
+    `divisors` are a rule's result, one for each of the width / 2 frequencies, where a file has it.
+    """
 
     theta: float
     width: int
     kind: str = "default"
     parameters: Mapping[str, float] | None = None
+    divisors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

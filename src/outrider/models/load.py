@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a `Decoder`, or a range of its layers."""
+"""From a model folder or GGUF file to a `Decoder`, or a range of its layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,13 @@ from torch import Tensor
 
 from outrider.errors import CheckpointError
 from outrider.models.attention import AttentionLayer
-from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder, DecoderLayer, Mlp
 from outrider.models.delta_net import DeltaLayer
-from outrider.models.hf_config import read_config
+from outrider.models.model_file import open_tensors
 from outrider.models.pass_plan import PassTables
 from outrider.models.rope import rope_tables
-from outrider.models.weights import WeightReader
+from outrider.models.weights import TensorSource, WeightReader
 from outrider.ops.attention import BiasTable, Heads
 from outrider.ops.delta import visibility
 from outrider.ops.linear import Linear
@@ -40,9 +39,9 @@ class LoadOptions:
 
 def load_decoder(folder: Path, kernels: Kernels, options: LoadOptions) -> Decoder:
     """Load `folder`; every tensor is used, left for another part by name, or an error."""
-    config = read_config(folder)
+    config, opened = open_tensors(folder)
     length = _max_length(config, options)
-    with Checkpoint(folder) as checkpoint:
+    with opened as checkpoint:
         reader = WeightReader(
             checkpoint,
             config.tensor_prefix,
@@ -171,7 +170,7 @@ def _ends(
     return embedding, norm, kernels.make_linear(matrix)
 
 
-def _account(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> None:
+def _account(checkpoint: TensorSource, config: ModelConfig, options: LoadOptions) -> None:
     """Leave what other parts use: MTP layers, vision towers, other stages' layers, tied heads."""
     skipped: Sequence[str] = (MTP_PREFIX, *config.skipped_prefixes)
     names = checkpoint.names

@@ -18,6 +18,8 @@ def rope_tables(config: RopeConfig, head_width: int, length: int) -> tuple[Tenso
     """cos and signed sin [length, head width], fp32, for `outrider.ops.rope.rotate`."""
     exponents = torch.arange(0, config.width, 2, dtype=torch.int64).float() / config.width
     frequencies = 1.0 / config.theta**exponents
+    if config.divisors is not None:
+        frequencies = frequencies / torch.tensor(config.divisors)
     numbers = config.parameters or {}
     scale = 1.0
     if config.kind == "linear":

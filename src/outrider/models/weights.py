@@ -1,18 +1,33 @@
 """Reading one layer's tensors under the names that its family uses."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.models.checkpoint import Checkpoint
+
+class TensorSource(Protocol):
+    """An open model file: tensors under their Hugging Face names, every one accounted for."""
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def count_parameters(self) -> int: ...
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
+
+    def leave(self, names: Iterable[str]) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WeightReader:
     """Takes tensors below a name prefix, on one device and in one dtype."""
 
-    checkpoint: Checkpoint
+    checkpoint: TensorSource
     prefix: str
     dtype: torch.dtype
     device: torch.device
