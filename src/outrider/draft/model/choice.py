@@ -51,13 +51,13 @@ class GreedyChooser:
 
     def choose(self, logits: Tensor, position: int) -> Choice | None:
         """See `Chooser`."""
-        row = logits[0, : self._vocab_size]
-        token = int(row.argmax())
-        confidence = math.exp(float(row[token] - row.logsumexp(0)))
+        row = logits[0] if logits.shape[1] == self._vocab_size else logits[0, : self._vocab_size]
+        largest, token = row.max(0)
+        confidence = 1.0 / float((row - largest).exp_().sum())
         _check_finite(confidence, position)
         if confidence < self._min_probability:
             return None
-        return Choice(token=token, confidence=confidence)
+        return Choice(token=int(token), confidence=confidence)
 
 
 class SampledChooser:

@@ -1,0 +1,86 @@
+"""What passes of target and draft model cost here and now, measured in under a second at start."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from outrider.engine.controller import Costs
+from outrider.models.decoder import Decoder
+from outrider.models.pass_plan import Span
+from outrider.state.sequence import SequenceState
+
+CONTEXT = 64
+"""Tokens in front of the measured rows; longer contexts are learned as they come."""
+
+ROUNDS = 5
+"""Passes of each width at most, interleaved, so that a slow moment hits all widths."""
+
+Clock = Callable[[], float]
+
+
+def measure_costs(
+    target: Decoder,
+    draft: Decoder | None,
+    sources: Sequence[str],
+    *,
+    drafts: int,
+    seconds: float = 0.8,
+    clock: Clock = time.perf_counter,
+) -> Costs:
+    """Time passes of 1 to `drafts` + 1 rows; `sources` in the order in which they are asked.
+
+    Milliseconds. Stops after about `seconds`, each width measured once at least. All sources but
+    `draft` count as free. Drafting k tokens is one pass of two rows, since the last draft of a
+    round is caught up on in the next, and k - 1 passes of one.
+    """
+    share = seconds if draft is None else seconds / 2
+    verify = _per_rows(target, _widths(drafts + 1), share, clock)
+    paid: list[float] = []
+    if draft is not None and drafts:
+        single, double = _per_rows(draft, [1, 2], share, clock)
+        paid = [double + single * more for more in range(drafts)]
+    return Costs(
+        verify=verify, draft={source: paid if source == "draft" else () for source in sources}
+    )
+
+
+def _widths(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({most, *(2**power for power in range(most.bit_length()))})
+
+
+@torch.inference_mode()
+def _per_rows(decoder: Decoder, widths: Sequence[int], seconds: float, clock: Clock) -> list[float]:
+    """Milliseconds of a pass of 1, 2, ... widths[-1] rows, linear between those measured."""
+    state = decoder.new_state("log", 0)
+    _run(decoder, state, CONTEXT)
+    _run(decoder, state, widths[-1])  # Allocations and first calls are no measure.
+    times: dict[int, list[float]] = {rows: [] for rows in widths}
+    end = clock() + seconds
+    for number in range(ROUNDS):
+        if number and clock() >= end:
+            break
+        for rows in widths:
+            begin = clock()
+            _run(decoder, state, rows)
+            times[rows].append((clock() - begin) * 1e3)
+    return _filled({rows: median(found) for rows, found in times.items()})
+
+
+def _run(decoder: Decoder, state: SequenceState, rows: int) -> None:
+    tokens = torch.zeros(rows, dtype=torch.int64, device=decoder.device)
+    hidden, _ = decoder.run(decoder.embed(tokens), [Span(state, rows, revocable=False)])
+    decoder.logits(hidden).argmax(-1).tolist()  # Reading waits for an accelerator, too.
+
+
+def _filled(points: dict[int, float]) -> list[float]:
+    """Values at 1, 2, ..., linear between the points; more rows never cost less."""
+    filled: list[float] = []
+    known = sorted(points.items())
+    for (low, first), (high, last) in zip(known, [*known[1:], known[-1]], strict=True):
+        first = max([first, *filled[-1:]])
+        rise = max(last - first, 0.0) / max(high - low, 1)
+        filled += [first + rise * step for step in range(max(high - low, 1))]
+    return filled
