@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from outrider.bench import page, provenance, record
+from outrider.bench import page, provenance, record, summary
 from outrider.bench.compare import compare
-from outrider.bench.leg import Leg
-from outrider.bench.peers import PeerTarget, Refusal, make
+from outrider.bench.leg import Leg, Refusal
+from outrider.bench.peers import PeerTarget, make
 from outrider.bench.run import Settings, measure
 from outrider.errors import ConfigError, RequestError
 from tests.bench.world import (
@@ -67,7 +67,7 @@ def test_counters_hold_no_time(report):
 
 
 def test_the_last_line_holds_the_verdict(report):
-    line = record.summary(report)
+    line = summary.summary(report)
     assert json.loads(json.dumps(line))["verdict"] == "pays"
     assert line["failed_gates"] == []
 
@@ -77,7 +77,7 @@ def test_a_peer_that_refuses_is_a_row_that_says_so(report):
     assert rows["steady"]["value"] == pytest.approx(1e3 / 30)
     assert rows["steady"]["same_output"] is True
     assert rows["stateless"]["refused"] == "not supported with <stateful> models"
-    assert any("stateless" in line and "refused" in line for line in record.lines(report))
+    assert any("stateless" in line and "refused" in line for line in summary.lines(report))
 
 
 def test_a_peer_that_refused_is_not_asked_again():
@@ -86,7 +86,7 @@ def test_a_peer_that_refused_is_not_asked_again():
 
 
 def test_each_figure_stands_beside_its_formula(report):
-    shown = "\n".join(record.lines(report))
+    shown = "\n".join(summary.lines(report))
     for name in ("speed", "speedup", "acceptance_rate", "mean_acceptance_length", "copied"):
         assert f"({report['formulas'][name]})" in shown
 
@@ -192,5 +192,5 @@ def test_provenance_hashes_files_and_names_the_code(tmp_path):
 
 def test_unknown_peers_are_refused(tmp_path):
     target = PeerTarget(target=tmp_path, draft=None, dtype="float32", device="cpu")
-    with pytest.raises(ConfigError, match="'vllm' is not known: use one of transformers"):
+    with pytest.raises(ConfigError, match="'vllm' is not known: use 'transformers' or the URL"):
         make("vllm", target)

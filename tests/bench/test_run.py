@@ -1,8 +1,11 @@
 """Whole runs in a scripted world, where every figure can be worked out by hand."""
 
+from dataclasses import replace
+from itertools import count
+
 import pytest
 
-from outrider.bench import record
+from outrider.bench import record, summary
 from outrider.bench.run import Settings, measure
 from outrider.errors import ConfigError
 from tests.bench.world import ScriptedDrafter, ScriptedStage, make_engine, make_workload, text
@@ -109,10 +112,58 @@ def test_a_failed_gate_leaves_no_speed(world, drafter, fault, gate):
     assert found["speedup"] is None
     assert found["speeds"] == []
     assert found["model"] is None
-    shown = "\n".join(record.lines(found))
+    shown = "\n".join(summary.lines(found))
     assert "tokens/s" not in shown
     assert f"failed  {gate}" in shown
     assert all(not case.brackets for case in measured.cases)
+
+
+class Controlled:
+    """A budget that follows its own mind."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def choose(self):
+        return self.tokens
+
+    def learn(self, source, verified, accepted):
+        pass
+
+    def timed(self, rows, verify_ms, drafted, draft_ms):
+        pass
+
+
+def test_a_controller_may_change_its_mind_between_repeats(world):
+    chosen = count(1)
+    engine = make_engine(ScriptedStage(world), lambda: ScriptedDrafter(world), width=12)
+    engine.speculation = replace(
+        engine.speculation, budget=lambda: Controlled(next(chosen) % 5 + 1)
+    )
+    found = report(run(world, engine=engine))
+    assert found["verdict"] == "pays"
+    assert "same drafts in every repeat" not in [gate["name"] for gate in found["gates"]]
+    assert found["model"]["difference"] == pytest.approx(0, abs=0.1)
+
+
+class SometimesRight(ScriptedDrafter):
+    """Right on prompts of an even length only."""
+
+    def observe(self, commit):
+        if commit.position == 0:
+            self.wrong = None if len(commit.tokens) % 2 else 0
+
+
+def test_kinds_of_text_that_disagree_are_named(world):
+    world.row = 3.0
+    engine = make_engine(ScriptedStage(world), lambda: SometimesRight(world))
+    found = report(run(world, engine=engine))
+    assert found["verdict"] == "inconclusive"
+    assert "it depends on the text: it pays on c0 (2.25x), not on c1 (0.47x)" in found["why"]
+    assert {row["name"]: row["mean_acceptance_length"] for row in found["categories"]} == {
+        "c0": 5.0,
+        "c1": 1.0,
+    }
 
 
 def test_output_that_differs_only_later_fails_as_well(world):

@@ -10,10 +10,16 @@ from outrider.telemetry.counters import Counters
 
 PLAIN = "plain"
 SPECULATIVE = "speculative"
+UNKNOWN = -1
+"""Stands for a token that a server counted and did not name."""
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 Clock = Callable[[], float]
 """Seconds that only grow; `time.perf_counter` or a scripted one."""
+
+
+class Refusal(Exception):
+    """A peer cannot do what was asked; the message says why, in its own words."""
 
 
 class Running(Protocol):

@@ -193,7 +193,7 @@ def _prompts(record: Record) -> list[tuple[str, ...]]:
 def _speed_row(row: Record) -> tuple[str, ...]:
     if row["refused"] is not None:
         return row["name"], "refused", "", row["refused"]
-    note = "" if row.get("same_output", True) else "its output differs"
+    note = "its output differs" if row.get("same_output") is False else ""
     return row["name"], f"{row['value']:.1f}", f"{row['low']:.1f} to {row['high']:.1f}", note
 
 

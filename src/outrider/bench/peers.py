@@ -9,15 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider.bench.leg import Clock, Leg, since_first
+from outrider.bench.leg import Clock, Leg, Refusal, since_first
+from outrider.bench.server import ServerPeer
 from outrider.errors import ConfigError
 
 LOOKUP_TOKENS = 8
 ASSISTED_TOKENS = 4
-
-
-class Refusal(Exception):
-    """A peer cannot do what was asked; the message says why, in its own words."""
 
 
 class Peer(Protocol):
@@ -44,12 +41,14 @@ Variant = dict[str, Any]
 
 def make(name: str, target: PeerTarget) -> list[Peer]:
     """The peers behind a name of `--peer`; raises ConfigError for an unknown one."""
-    makers: dict[str, Callable[[PeerTarget], list[Peer]]] = {"transformers": _transformers}
-    if name not in makers:
-        raise ConfigError(
-            f"--peer {name!r} is not known: use one of {', '.join(makers)} or leave it out."
-        )
-    return makers[name](target)
+    if name == "transformers":
+        return _transformers(target)
+    if name.startswith(("http://", "https://")):
+        return [ServerPeer(name.rstrip("/"))]
+    raise ConfigError(
+        f"--peer {name!r} is not known: use 'transformers' or the URL of a running "
+        "OpenAI-compatible server, such as llama.cpp's."
+    )
 
 
 def _transformers(target: PeerTarget) -> list[Peer]:

@@ -1,7 +1,7 @@
 """A run as JSON: a versioned schema, deterministic counts apart from timings. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.bench.context import bins
 from outrider.bench.costs import Curve, RoundCost
-from outrider.bench.leg import SPECULATIVE, Leg
+from outrider.bench.leg import SPECULATIVE, UNKNOWN, Leg
 from outrider.bench.model import FLAG_ABOVE, Prediction, difference
 from outrider.bench.rounds import Case
 from outrider.bench.run import Calibrated, Measured, plain_legs
@@ -35,7 +35,7 @@ SCHEMA = "outrider-bench/1"
 FORMULAS = {
     "speed": "tokens behind the first / ms behind the first; the prompt is not timed",
     "speedup": "sum of plain medians / sum of speculative medians, per prompt, same tokens",
-    "interval": "95 % of 1,000 resamples of prompts, then of repeats",
+    "interval": "95 % of 500 resamples of prompts, then of repeats",
     "acceptance_rate": "accepted / verified drafts, the target's own tokens left out",
     "mean_acceptance_length": "tokens / target passes, the target's own token included",
     "per_position": "kept at place i / windows with a draft at place i",
@@ -125,13 +125,17 @@ def _as_timed(legs: Sequence[Leg]) -> Timed:
     return Timed(tokens=legs[0].timed, plain=tuple((ms,) for ms in times), speculative=times)
 
 
-def _same_output(cases: Sequence[Case], peer: str) -> bool:
-    return all(
-        leg.tokens == case.check[0].tokens
+def _same_output(cases: Sequence[Case], peer: str) -> bool | None:
+    """None where the peer did not tell its tokens."""
+    pairs = [
+        (leg.tokens, case.check[0].tokens)
         for case in cases
         if case.check
         for leg in case.peers.get(peer, [])
-    )
+    ]
+    if any(UNKNOWN in theirs for theirs, _ in pairs):
+        return None
+    return all(theirs == ours for theirs, ours in pairs)
 
 
 def _acceptance(run: Measured) -> Record:
@@ -243,81 +247,6 @@ def _prediction(prediction: Prediction) -> Record:
         "break_even_acceptance": prediction.break_even,
         "round": asdict(prediction.round) | {"total": prediction.round.total},
     }
-
-
-def summary(record: Record) -> Record:
-    """The last line of `--json`: small enough to read, whole figures in the report."""
-    model = record["model"]
-    speeds = {row["name"]: row["value"] for row in record["speeds"]}
-    return {
-        "schema": record["schema"],
-        "verdict": record["verdict"],
-        "sentence": record["sentence"],
-        "method": record["method"],
-        "workload": record["workload"],
-        "speedup": record["speedup"],
-        "tokens_per_second": speeds,
-        "acceptance_rate": record["acceptance"]["rate"],
-        "mean_acceptance_length": record["acceptance"]["mean_acceptance_length"],
-        "predicted_speedup": model["prediction"]["speedup"] if model else None,
-        "prediction_flagged": model["flagged"] if model else None,
-        "best_max_draft_tokens": model["best_k"] if model else None,
-        "failed_gates": [g["name"] for g in record["gates"] if g["state"] != "passed"],
-    }
-
-
-def lines(record: Record) -> Iterator[str]:
-    """What the terminal shows, gates first; each figure with its formula."""
-    for gate in record["gates"]:
-        yield f"{gate['state']:>12}  {gate['name']}: {gate['detail']}"
-    if record["speedup"] is not None:
-        yield from _speed_lines(record)
-    if record["model"] is not None:
-        yield from _model_lines(record["model"])
-    yield record["sentence"]
-
-
-def _speed_lines(record: Record) -> Iterator[str]:
-    formulas, seen, load = record["formulas"], record["acceptance"], record["workload"]
-    yield f"speed in tokens/s ({formulas['speed']}), 95 % interval:"
-    for row in record["speeds"]:
-        if row["refused"] is not None:
-            yield f"  {row['name']:<28} refused: {row['refused']}"
-        else:
-            other = "" if row.get("same_output", True) else "  (its output differs)"
-            bounds = f"{row['low']:.1f} to {row['high']:.1f}"
-            yield f"  {row['name']:<28} {row['value']:8.1f}  {bounds}{other}"
-    up, formula = record["speedup"], formulas["speedup"]
-    yield f"speed-up {up['value']:.2f}x, {up['low']:.2f} to {up['high']:.2f} ({formula})"
-    for row in record["categories"] if len(record["categories"]) > 1 else ():
-        yield (
-            f"  {row['name']:<28} {row['speedup']['value']:8.2f}x, acceptance rate "
-            f"{row['acceptance_rate']:.0%}, length {row['mean_acceptance_length']:.2f}, "
-            f"copied {row['copied']:.0%}"
-        )
-    yield f"acceptance rate {seen['rate']:.1%} ({formulas['acceptance_rate']})"
-    length = seen["mean_acceptance_length"]
-    yield f"mean acceptance length {length:.2f} ({formulas['mean_acceptance_length']})"
-    yield f"copied text {load['copied']:.0%} ({formulas['copied']})"
-
-
-def _model_lines(model: Record) -> Iterator[str]:
-    said, unit = model["prediction"], model["plain_step"]
-    flag = ", FLAGGED: the model misses something here" if model["flagged"] else ""
-    yield (
-        f"predicted {said['speedup']:.2f}x ({FORMULAS['predicted']}), {model['difference']:+.1%} "
-        f"of what was measured{flag}"
-    )
-    parts = ", ".join(
-        f"{name} {said['round'][name] / unit:.2f}" for name in ("verify", "draft", "rollback")
-    )
-    yield f"a round costs {said['round_in_plain_steps']:.2f} plain steps of {unit:.2f} ms: {parts}"
-    chance = said["break_even_acceptance"]
-    shown = "none: not even certain drafts would pay" if chance is None else f"{chance:.0%}"
-    yield f"break-even acceptance {shown} ({FORMULAS['break_even']})"
-    yield "predicted by most drafts a round: " + ", ".join(
-        f"{point['k']}: {point['speedup']:.2f}x" for point in model["sweep"]
-    )
 
 
 def read(path: Path) -> Record:

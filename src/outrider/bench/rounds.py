@@ -9,10 +9,11 @@ from outrider.bench.leg import (
     Clock,
     Generates,
     Leg,
+    Refusal,
     natural_length,
     run_leg,
 )
-from outrider.bench.peers import Peer, Refusal
+from outrider.bench.peers import Peer
 from outrider.bench.stats import Timed
 
 LEAST_TOKENS = 8

@@ -16,6 +16,7 @@ from outrider.bench.stats import Estimate, Timed, estimate, speedup
 from outrider.bench.text import refuse_random
 from outrider.bench.verdict import Evidence, Verdict, judge
 from outrider.bench.workload import Workload
+from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Speculation
 from outrider.errors import ConfigError, RequestError
 from outrider.stage.base import Stage
@@ -191,11 +192,12 @@ def _time(engine: Subject, run: Measured, tools: Tools, peers: Sequence[Peer]) -
     run.refused = run_brackets(
         engine, run.cases, peers, tools, repeats=settings.repeats, pause=settings.pause
     )
-    run.counters = merge(_speculative(run.cases))
+    fixed = isinstance(engine.speculation.budget(), FixedBudget)
+    run.counters = merge(_counted(run.cases, first_only=fixed))
     run.samples = [case.timed for case in run.cases]
     run.gates = [
         *_output_gates(engine, run.cases),
-        gate.steady_counters([_drafts(case) for case in run.cases]),
+        *([gate.steady_counters([_drafts(case) for case in run.cases])] if fixed else []),
         gate.steady_machine(run.samples, settings.max_drift),
     ]
     if gate.worst(run.gates) == "failed":
@@ -203,6 +205,13 @@ def _time(engine: Subject, run: Measured, tools: Tools, peers: Sequence[Peer]) -
     run.speedup = estimate(run.samples, speedup, settings.seed)
     if engine.speculation.windows.depth == 1 and engine.speculation.windows.runahead is None:
         run.calibrated = _calibrate(engine, run, tools)
+
+
+def _counted(cases: Sequence[Case], *, first_only: bool) -> list[Counters]:
+    """Counters of the timed speculative legs: of one repeat, since the others are equal, or of
+    all where a controller chooses by the clock."""
+    legs = [bracket[1] for case in cases for bracket in case.brackets[: 1 if first_only else None]]
+    return [leg.counters for leg in legs if leg.counters]
 
 
 def _drafts(case: Case) -> list[tuple[int, int, int]]:
@@ -275,4 +284,11 @@ def _evidence(run: Measured) -> Evidence:
         prediction=found.prediction if found else None,
         costs=found.costs if found else None,
         best=found.best if found else None,
+        categories=_by_category(run) if run.speedup else {},
     )
+
+
+def _by_category(run: Measured) -> dict[str, Estimate]:
+    names = dict.fromkeys(case.category for case in run.cases)
+    groups = {name: [c.timed for c in run.cases if c.category == name] for name in names}
+    return {name: estimate(samples, speedup, run.settings.seed) for name, samples in groups.items()}

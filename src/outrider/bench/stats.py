@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-RESAMPLES = 1_000
+RESAMPLES = 500
 LEVEL = 0.95
 
 

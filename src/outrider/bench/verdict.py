@@ -1,7 +1,7 @@
 """One sentence: does it pay, by how much, why, and what to change. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from outrider.bench.costs import Costs
@@ -37,6 +37,7 @@ class Evidence:
     prediction: Prediction | None = None
     costs: Costs | None = None
     best: SweepPoint | None = None
+    categories: Mapping[str, Estimate] = field(default_factory=dict)
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -51,6 +52,12 @@ def judge(evidence: Evidence) -> Verdict:
         change = "let the machine cool and rest (--pause, fewer other programs), then repeat"
         return _verdict("inconclusive", "Inconclusive", f"{gate.name}: {gate.detail}", change)
     if speedup.low <= 1.0 <= speedup.high:
+        gains, losses = _named(evidence, pays=True), _named(evidence, pays=False)
+        if gains and losses:
+            seen = f"it depends on the text: it pays on {gains}, not on {losses}"
+            return _verdict(
+                "inconclusive", "Inconclusive", seen, "measure one --workload at a time"
+            )
         seen = f"the speed-up lies between {speedup.low:.2f} and {speedup.high:.2f}"
         change = "measure more (--repeats, --prompts) or a workload of one kind"
         return _verdict("inconclusive", "Inconclusive", seen, change)
@@ -62,7 +69,8 @@ def _verdict(outcome: Outcome, opening: str, why: str, change: str) -> Verdict:
 
 
 def _pays(evidence: Evidence, speedup: Estimate) -> Verdict:
-    why = _balance(evidence)
+    losses = _named(evidence, pays=False)
+    why = _balance(evidence) + (f", but it loses on {losses}" if losses else "")
     return _verdict("pays", f"Speculation pays, {speedup.value:.2f}x", why, _better_k(evidence))
 
 
@@ -75,6 +83,15 @@ def _loses(evidence: Evidence, speedup: Estimate) -> Verdict:
     if best is not None and best.prediction.speedup > 1 + WORTH_A_CHANGE:
         change = _better_k(evidence)
     return _verdict("does not pay", opening, f"{cause} ({_balance(evidence)})", change)
+
+
+def _named(evidence: Evidence, *, pays: bool) -> str:
+    """The kinds of text on which it clearly pays, or clearly loses."""
+    return ", ".join(
+        f"{name} ({found.value:.2f}x)"
+        for name, found in evidence.categories.items()
+        if (found.low > 1 if pays else found.high < 1)
+    )
 
 
 def _balance(evidence: Evidence) -> str:

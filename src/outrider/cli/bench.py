@@ -66,7 +66,11 @@ class BenchFlags:
     quick: Annotated[bool, Option("--quick", help="Fewer prompts, tokens and repeats.")] = False
     peer: Annotated[
         list[str] | None,
-        Option("--peer", metavar="NAME", help="Measure transformers as well; repeatable."),
+        Option(
+            "--peer",
+            metavar="NAME|URL",
+            help="transformers, or an OpenAI-compatible server's URL; repeatable.",
+        ),
     ] = None
     output: Annotated[
         Path | None, Option("--output", metavar="FILE", help="Write the whole report as JSON.")
@@ -204,7 +208,7 @@ def _tools() -> "Iterator[Tools]":
 
 def _deliver(record: dict[str, Any], flags: BenchFlags, files: Sequence[OutputFile | None]) -> None:
     from outrider.bench import page
-    from outrider.bench.record import lines, summary
+    from outrider.bench.summary import lines, summary
 
     for line in lines(record):
         _show(line, flags.json)
