@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class Effort:
     prefills: int
 
 
-FULL = Effort(contexts=CONTEXTS, rounds=40, tokens=40, prefills=5)
+FULL = Effort(contexts=CONTEXTS, rounds=30, tokens=40, prefills=5)
 QUICK = Effort(contexts=CONTEXTS[:1], rounds=10, tokens=16, prefills=3)
 
 
@@ -188,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few rounds at 200 keys only")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--contexts", type=int, nargs="+", help="keys at which V(n) is measured")
     parser.add_argument("--shape", choices=list(SHAPES), action="append")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -196,6 +197,8 @@ def main() -> None:
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         for name in options.shape or SHAPES:
             effort = QUICK if options.quick else FULL
+            if options.contexts:
+                effort = replace(effort, contexts=tuple(options.contexts))
             results[name] = measure(name, effort, Path(folder) / name.replace(" ", "-"))
             show(name, results[name])
     print(json.dumps({"torch": torch.__version__, "threads": options.threads, "results": results}))

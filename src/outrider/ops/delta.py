@@ -144,6 +144,6 @@ def _solve(wanted: Tensor, weights: Tensor, corrections: Tensor, first: int) -> 
     wanted: [V, n, D], weights: [V, n, C].
     """
     places = corrections.narrow(1, first, wanted.shape[1])
-    parts = (wanted.split(1, 1), weights.split(1, 1), places.split(1, 1))
+    parts = [part.split(1, 1) for part in (wanted, weights, places)]
     for row, weight, place in zip(*parts, strict=True):
         torch.sub(row, torch.bmm(weight, corrections), out=place)

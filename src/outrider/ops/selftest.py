@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from outrider.ops import attention, delta
-from outrider.ops.linear import Linear, LinearPlan, candidates
+from outrider.ops.linear import Linear, LinearPlan, Quantize, candidates
 
-TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 128, 256)
+TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 65, 256)
 DISTINCT_ROWS = 8
 TILES = (1, 4, 8, 16)
 EACH_ROW = 0
@@ -25,6 +25,7 @@ class Kernels:
     """What was chosen so far, by shape; passed along while a model loads and kept for reports."""
 
     exact: bool
+    quantize: Quantize = "none"
     linear: dict[tuple[int, int, bool, torch.dtype], LinearPlan] = field(default_factory=dict)
     attention_tile: dict[tuple[int, int, int], int] = field(default_factory=dict)
     delta_tile: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
@@ -34,7 +35,7 @@ class Kernels:
         key = (*weight.shape, bias is not None, weight.dtype)
         if key in self.linear:
             return Linear(weight, bias, self.linear[key])
-        for plan in candidates(weight, exact=self.exact):
+        for plan in candidates(weight, exact=self.exact, quantize=self.quantize):
             layer = Linear(weight, bias, plan)
             if not self.exact or plan.rows == 0 or _linear_is_invariant(layer, weight):
                 break
