@@ -106,6 +106,9 @@ class Generation:
             finish(self._session, "cancelled")
         self._engine.release(self._session)
 
+    def __del__(self) -> None:
+        self.close()
+
     @property
     def counters(self) -> Counters:
         return self._session.counters

@@ -41,7 +41,10 @@ class Limits:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """Mutable state of one request; `outrider.engine.loop` moves it forward."""
+    """Mutable state of one request; `outrider.engine.loop` moves it forward.
+
+    `boundary` is the log-probability of a draft that the window before it judged, where asked for.
+    """
 
     id: int
     prompt_len: int
@@ -58,6 +61,7 @@ class Session:
     pieces: list[Piece] = field(default_factory=list)
     prefilled: int = 0
     sampled: Draft | None = None
+    boundary: tuple[TokenLogprob, ...] = ()
     began: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
 
@@ -186,9 +190,18 @@ def absorb(session: Session, reply: Reply) -> int | None:
     source = verdict.sources[0] if verdict.sources else None
     session.budget.learn(source, verdict.verified, verdict.accepted)
     position = len(session.tokens)
-    _commit(session, verdict, reply.logprobs)
+    _commit(session, verdict, _logprobs(session, verdict, reply))
     _observe(session, verdict, position)
     return epoch if verdict.voided else None
+
+
+def _logprobs(session: Session, verdict: Verdict, reply: Reply) -> tuple[TokenLogprob, ...]:
+    """One entry for each committed token. What a reply says of its boundary belongs to the next
+    window's first draft, if the epoch goes on."""
+    entries = (*session.boundary, *reply.logprobs)
+    count = len(verdict.tokens)
+    session.boundary = () if verdict.closes else entries[count : count + 1]
+    return entries[:count]
 
 
 def _absorb_prefill(session: Session, reply: Reply) -> None:

@@ -135,8 +135,14 @@ class LocalStage:
         """Bring a session's state to its window's start, running kept rows again if need be."""
         began = time.perf_counter()
         kind, again = slot.return_to(window.start)
-        if again:
-            rows = torch.tensor(again, device=self._decoder.device)
-            span = Span(slot.state, len(again), revocable=False)
-            self._decoder.run(self._decoder.embed(rows), [span])
+        self._run_again(slot, again)
+        if rows := slot.cover(window):
+            self._run_again(slot, rows)
+            kind = kind or Rollback.CHECKPOINT
         return Returned(kind, (time.perf_counter() - began) * 1e3 if kind else 0.0)
+
+    def _run_again(self, slot: Slot, tokens: Sequence[int]) -> None:
+        if tokens:
+            rows = torch.tensor(tokens, device=self._decoder.device)
+            span = Span(slot.state, len(tokens), revocable=False)
+            self._decoder.run(self._decoder.embed(rows), [span])

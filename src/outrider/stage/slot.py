@@ -13,17 +13,40 @@ from outrider.state.sequence import Checkpoint, SequenceState
 
 @dataclass(slots=True)
 class Replay:
-    """Checkpoints of windows that cannot be taken back otherwise, oldest first, with the tokens
-    consumed since the oldest one."""
+    """Checkpoints of windows that cannot be taken back otherwise, oldest first, and the tokens
+    from position `first` on: all that a settle could keep of what is in flight."""
 
+    first: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
+    def reaches(self, length: int) -> bool:
+        """Whether a checkpoint lies at or below `length`."""
+        return bool(self.checkpoints) and self.checkpoints[0].length <= length
+
     def drop_below(self, floor: int) -> None:
-        """Forget checkpoints that no settle can need: all but the newest at or below `floor`."""
+        """Forget what no settle can need: all checkpoints but the newest at or below `floor`.
+
+        This is the floor of the session, below which no window starts. The state's own may be
+        higher: it also counts rows whose way back is a checkpoint.
+        """
         while len(self.checkpoints) > 1 and self.checkpoints[1].length <= floor:
-            first = self.checkpoints.pop(0)
-            del self.tokens[: self.checkpoints[0].length - first.length]
+            self.checkpoints.pop(0)
+        first = min(floor, self.checkpoints[0].length) if self.checkpoints else floor
+        del self.tokens[: max(first - self.first, 0)]
+        self.first = max(first, self.first)
+
+    def cut(self, length: int) -> None:
+        """Forget what lies behind `length`; a state that stands there needs no checkpoint of it."""
+        while self.checkpoints and self.checkpoints[-1].length >= length:
+            self.checkpoints.pop()
+        del self.tokens[max(length - self.first, 0) :]
+
+    def restart(self, length: int) -> None:
+        """Forget everything: what lies below `length` is final."""
+        self.checkpoints.clear()
+        self.tokens.clear()
+        self.first = length
 
 
 @dataclass(slots=True)
@@ -53,45 +76,52 @@ class Slot:
         if start >= max(state.restorable, state.floor):
             kind = state.rollback(state.length - state.floor)
             state.settle(start)
-            self._forget_from(start)
+            self.replay.cut(start)
             return kind, ()
         return Rollback.CHECKPOINT, self._restore(start)
 
-    def _forget_from(self, length: int) -> None:
-        replay = self.replay
-        while replay.checkpoints and replay.checkpoints[-1].length >= length:
-            replay.checkpoints.pop()
-        if replay.checkpoints:
-            del replay.tokens[length - replay.checkpoints[0].length :]
-        else:
-            replay.tokens.clear()
-
     def _restore(self, start: int) -> Sequence[int]:
+        """Bring the newest checkpoint at or below `start` back; returns the tokens up to there."""
         replay = self.replay
         usable = [saved for saved in replay.checkpoints if saved.length <= start]
         if not usable:
             raise StageError(f"no checkpoint reaches back to {start}.")
-        first, saved = replay.checkpoints[0].length, usable[-1]
-        again = replay.tokens[saved.length - first : start - first]
-        self.state.restore(saved)
+        self.state.restore(usable[-1])
         replay.checkpoints = usable
-        del replay.tokens[start - first :]
-        return again
+        del replay.tokens[start - replay.first :]
+        return replay.tokens[usable[-1].length - replay.first :]
+
+    def cover(self, window: Window) -> Sequence[int]:
+        """Give rows in flight a checkpoint if this window would put them out of the state's reach.
+
+        The state then stands at that checkpoint; returns the tokens to run again.
+        """
+        state, replay = self.state, self.replay
+        state.raise_floor(min(window.floor, state.length))
+        replay.drop_below(window.floor)
+        low = max(window.floor, state.floor)
+        if not self._needs_checkpoint(window) or state.length <= low or replay.reaches(low):
+            return ()
+        state.settle(low)
+        replay.checkpoints.append(state.checkpoint())
+        return replay.tokens[low - replay.first :]
+
+    def _needs_checkpoint(self, window: Window) -> bool:
+        if window.end <= window.floor:
+            return False
+        return self.state.rollback(window.end - self.state.floor) is Rollback.CHECKPOINT
 
     def prepare(self, window: Window) -> bool:
-        """Raise the floor and take a checkpoint if this window needs one.
-
-        Returns whether the window's rows count as revocable by the state itself.
-        """
-        state = self.state
-        state.raise_floor(min(window.floor, state.length))
-        self.replay.drop_below(state.floor)
+        """Take a checkpoint if this window needs one; returns whether its rows count as revocable
+        by the state itself. `cover` went before."""
+        state, replay = self.state, self.replay
         if window.end <= window.floor:
-            self._forget_from(0)  # final rows: no settle goes back behind them
+            replay.restart(window.end)  # final rows: no settle goes back behind them
             return False
-        kind = state.rollback(window.end - state.floor)
-        if kind is not Rollback.CHECKPOINT:
-            return True
-        self.replay.checkpoints.append(state.checkpoint())
-        self.replay.tokens.extend(window.tokens)
-        return False
+        revocable = not self._needs_checkpoint(window)
+        if not revocable:
+            replay.checkpoints.append(state.checkpoint())
+        if not replay.tokens:
+            replay.first = window.start
+        replay.tokens.extend(window.tokens)
+        return revocable
