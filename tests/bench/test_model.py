@@ -1,5 +1,7 @@
 """Costs, predictions and statistics by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.bench.context import bins
@@ -39,7 +41,7 @@ def test_rounds_come_from_counters_alone():
 
 
 def test_a_round_is_priced_by_its_parts():
-    rounds = Rounds(emitted=9, by_drafts={4: 2, 0: 1}, by_kept={2: 1})
+    rounds = Rounds(emitted=9, prompts=1, by_drafts={4: 2, 0: 1}, by_kept={2: 1})
     cost = price(rounds, COSTS)
     assert cost.verify == pytest.approx((13 + 13 + 9) / 3)
     assert cost.draft == pytest.approx((0.5 + 0.5 + 0.1) / 3)
@@ -48,6 +50,12 @@ def test_a_round_is_priced_by_its_parts():
     said = predict(rounds, COSTS)
     assert said.units == pytest.approx(cost.total / 10)
     assert said.speedup == pytest.approx(3 / said.units)
+
+
+def test_the_first_proposal_of_a_prompt_is_charged_once():
+    rounds = Rounds(emitted=9, prompts=2, by_drafts={4: 10}, by_kept={})
+    dear = replace(COSTS, opening=20.0)
+    assert price(rounds, dear).draft == pytest.approx(price(rounds, COSTS).draft + 2 * 20 / 10)
 
 
 def test_break_even_is_where_the_round_pays_for_itself():

@@ -49,6 +49,13 @@ def test_rejected_drafts_and_rollbacks_are_predicted_too(world):
     assert found["round"]["rollback"] == pytest.approx(0.3 * 14 / 15, abs=0.01)
 
 
+def test_a_drafter_that_reads_the_prompt_first_is_predicted(world):
+    world.opening = 40.0
+    found = report(run(world, wrong=1))
+    assert found["model"]["opening"] == pytest.approx(40.0, abs=0.1)
+    assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
+
+
 def test_a_silent_round_counts_as_a_plain_step(world):
     measured = run(world, silent=2)
     found = report(measured)

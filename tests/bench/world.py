@@ -28,6 +28,7 @@ class World:
     row: float = 0.1
     step: float = 10.0
     draft: float = 0.2
+    opening: float = 0.0
     back: float = 0.3
     drift_per_pass: float = 0.0
     now: float = 0.0
@@ -116,7 +117,7 @@ class ScriptedDrafter:
     needs: Needs = NO_NEEDS
 
     def propose(self, context, budget):
-        self.world.spend(self.world.draft)
+        self.world.spend(self.world.draft + (0 if self.rounds else self.world.opening))
         self.rounds += 1
         if self.silent and self.rounds % self.silent == 0:
             return None
@@ -151,7 +152,7 @@ def make_engine(stage, drafter, *, tokens=4, width=None, depth=1, method="suffix
         Letters(),
         Speculation(
             method=method,
-            drafter=lambda sampling: drafter(),
+            drafter=lambda sampling, budget: drafter(),
             budget=lambda: FixedBudget(tokens),
             windows=WindowLimits(width=width or tokens + 1, depth=depth),
         ),

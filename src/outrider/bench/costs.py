@@ -37,7 +37,8 @@ class Costs:
 
     verify: a pass of n rows. draft: one proposal that found j drafts, its upkeep included.
     rollback: taking rows back so that n of the window stay. step: the pass of plain decoding.
-    host: what a step takes beyond its pass. draft_by_budget: a proposal at budget k.
+    host: what a step takes beyond its pass. opening: what the first proposal of a prompt takes
+    beyond the others (a draft model reads the prompt then).
     """
 
     step: float
@@ -45,6 +46,7 @@ class Costs:
     verify: Curve
     draft: Curve
     rollback: Curve
+    opening: float = 0.0
 
     @property
     def plain(self) -> float:
@@ -55,9 +57,10 @@ class Costs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
     """How many rounds there were: by drafts in the window, and by rows kept where some were taken
-    back; `emitted` tokens came of them."""
+    back; `emitted` tokens of `prompts` prompts came of them."""
 
     emitted: int
+    prompts: int
     by_drafts: Mapping[int, int]
     by_kept: Mapping[int, int]
 
@@ -85,6 +88,7 @@ def rounds_of(counters: Counters) -> Rounds:
     stopped = [reached - kept for reached, kept in zip(counters.reached_at, accepted, strict=False)]
     return Rounds(
         emitted=counters.emitted - counters.first_tokens,
+        prompts=counters.first_tokens,
         by_drafts={n: count for n, count in by_drafts.items() if count},
         by_kept={place + 1: count for place, count in enumerate(stopped) if count},
     )
@@ -108,6 +112,7 @@ def price(rounds: Rounds, costs: Costs) -> RoundCost:
     """What the mean of these rounds would take."""
     count = max(rounds.count, 1)
     drafted = sum(costs.draft.at(n) * times for n, times in rounds.by_drafts.items())
+    drafted += costs.opening * rounds.prompts
     verified = sum(_pass(costs, n) * times for n, times in rounds.by_drafts.items())
     returned = sum(costs.rollback.at(n) * times for n, times in rounds.by_kept.items())
     return RoundCost(

@@ -218,6 +218,7 @@ def _model(run: Measured, found: Calibrated) -> Record:
     return {
         "plain_step": found.costs.plain,
         "host": found.costs.host,
+        "opening": found.costs.opening,
         "verify": _points(found.costs.verify),
         "draft": _points(found.costs.draft),
         "rollback": _points(found.costs.rollback),

@@ -25,9 +25,11 @@ class Passage:
 
 @dataclass(slots=True, kw_only=True)
 class Walk:
-    """What one budget gave so far: rounds, and the ms of each proposal by drafts found."""
+    """What one budget gave so far: rounds, and the ms of each proposal by drafts found, the first
+    ones of a prompt apart."""
 
     emitted: int = 0
+    first: list[float] = field(default_factory=list)
     by_drafts: Counter[int] = field(default_factory=Counter)
     by_kept: Counter[int] = field(default_factory=Counter)
     ms: dict[int, list[float]] = field(default_factory=dict)
@@ -35,16 +37,22 @@ class Walk:
     @property
     def rounds(self) -> Rounds:
         return Rounds(
-            emitted=self.emitted, by_drafts=dict(self.by_drafts), by_kept=dict(self.by_kept)
+            emitted=self.emitted,
+            prompts=len(self.first),
+            by_drafts=dict(self.by_drafts),
+            by_kept=dict(self.by_kept),
         )
 
-    def count(self, drafts: int, kept: int, ms: float) -> None:
+    def count(self, drafts: int, kept: int, ms: float, *, first: bool) -> None:
         """Add a round that had `drafts` drafts, `kept` of them right."""
         self.emitted += kept + 1
         self.by_drafts[drafts] += 1
         if kept < drafts:
             self.by_kept[kept + 1] += 1
-        self.ms.setdefault(drafts, []).append(ms)
+        if first:
+            self.first.append(ms)
+        else:
+            self.ms.setdefault(drafts, []).append(ms)
 
 
 def walk(
@@ -75,6 +83,7 @@ class _Walker:
     def __init__(self, drafter: Drafter, passage: Passage, budget: int) -> None:
         self.drafter = drafter
         self.budget = budget
+        self._first = True
         self._text = [*passage.prompt, *passage.output]
         self._tokens = self._text[: len(passage.prompt) + 1]
         drafter.observe(Commit(position=0, tokens=tuple(self._tokens)))
@@ -99,7 +108,9 @@ class _Walker:
         self._tokens.extend(commit.tokens)
         began = clock()
         self.drafter.observe(commit)
-        into.count(len(drafts), kept, (proposed + clock() - began) * 1e3)
+        ms = (proposed + clock() - began) * 1e3
+        into.count(len(drafts), kept, ms, first=self._first)
+        self._first = False
 
 
 def _agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
@@ -117,6 +128,14 @@ def draft_curve(walks: Sequence[Walk]) -> Curve:
         for drafts, times in one.ms.items():
             found.setdefault(drafts, []).extend(times)
     return Curve({drafts: _trimmed(times) for drafts, times in found.items()})
+
+
+def opening_ms(walks: Sequence[Walk], usual: Curve) -> float:
+    """What the first proposal of a prompt takes beyond a usual one of the same budget."""
+    beyond = [
+        max(fmean(one.first) - usual.at(one.rounds.mean_drafts), 0.0) for one in walks if one.first
+    ]
+    return median(beyond) if beyond else 0.0
 
 
 def _trimmed(times: Sequence[float]) -> float:

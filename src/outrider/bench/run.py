@@ -10,7 +10,7 @@ from outrider.bench.costs import Costs, rounds_of
 from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
 from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
 from outrider.bench.peers import Peer
-from outrider.bench.replay import Passage, Walk, draft_curve, walk
+from outrider.bench.replay import Passage, Walk, draft_curve, opening_ms, walk
 from outrider.bench.rounds import Case, Tools, check_outputs, cut_to_natural, run_brackets
 from outrider.bench.stats import Estimate, Timed, estimate, speedup
 from outrider.bench.text import refuse_random
@@ -230,13 +230,21 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
     assert factory is not None
     budgets = [n - 1 for n in rows if n > 1]
     everything = [_passage(case) for case in run.cases]
-    walks = walk(lambda: factory(GREEDY), everything, budgets, tools.clock, settings.walk_rounds)
+    walks = walk(
+        lambda: factory(GREEDY, FixedBudget(width)),
+        everything,
+        budgets,
+        tools.clock,
+        settings.walk_rounds,
+    )
+    draft = draft_curve(list(walks.values()))
     costs = Costs(
         step=readings.step_ms,
         host=host_ms(run.cases),
         verify=readings.verify_curve,
-        draft=draft_curve(list(walks.values())),
+        draft=draft,
         rollback=readings.rollback_curve,
+        opening=opening_ms(list(walks.values()), draft),
     )
     points = sweep({budget: one.rounds for budget, one in walks.items()}, costs)
     return Calibrated(
