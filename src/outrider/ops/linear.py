@@ -8,17 +8,20 @@ behind them. docs/decisions/row-invariance.md has the measurements.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.ops.int8 import Int8Fallback, Int8Product, can_multiply
 from outrider.ops.rows import pad_rows, padded_rows
 
 PACKED_FOR_ROWS = 8
 """Row count that weights are packed for; see docs/decisions/row-invariance.md."""
 
 Kernel = Callable[[Tensor], Tensor]
+Quantize = Literal["none", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,11 @@ class Linear:
         return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
 
 
-def candidates(weight: Tensor, *, exact: bool) -> list[LinearPlan]:
+def candidates(weight: Tensor, *, exact: bool, quantize: Quantize = "none") -> list[LinearPlan]:
     """Plans worth trying for a weight, fastest first; the last one is invariant by construction."""
+    if quantize == "int8":
+        kernel = "int8" if can_multiply(weight) else "int8-widened"
+        return [LinearPlan(kernel, rows) for rows in ((1, 2, 4, 8, 0) if exact else (1,))]
     kernel = "packed" if _can_pack(weight) else "plain"
     if not exact:
         return [LinearPlan(kernel, 1)]
@@ -87,4 +93,9 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Kernel:
 
 
 def _kernels() -> dict[str, Callable[[Tensor, Tensor | None], Kernel]]:
-    return {"packed": _packed, "plain": _plain}
+    return {
+        "packed": _packed,
+        "plain": _plain,
+        "int8": Int8Product,
+        "int8-widened": Int8Fallback,
+    }

@@ -1,0 +1,72 @@
+"""Weight-only int8: each output row of a matrix in 8 bits under a scale of its own.
+
+On the CPU torch's own kernel multiplies bfloat16 activations with it and sums in fp32. It reads
+whole vectors and checks nothing, so the inner width is padded to a multiple of their length.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LEVELS = 127
+VECTOR = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Matrix:
+    """codes [out, in] int8 and scale [out] bfloat16; the matrix is codes * scale."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows at `index` [n], as numbers [n, in] in `dtype`."""
+        return self.codes[index].to(dtype) * self.scale[index].to(dtype)[:, None]
+
+
+def quantise(matrix: Tensor) -> Int8Matrix:
+    """Round a matrix [out, in] to int8; the scale is rounded first, so it adds no error."""
+    largest = matrix.float().abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = (largest / LEVELS).bfloat16()
+    codes = (matrix.float() / scale.float()[:, None]).round_().clamp_(-128, LEVELS)
+    return Int8Matrix(codes.to(torch.int8), scale)
+
+
+def can_multiply(matrix: Tensor) -> bool:
+    """Whether torch has its int8 kernel for this matrix's device."""
+    return matrix.device.type == "cpu" and hasattr(torch.ops.aten, "_weight_int8pack_mm")
+
+
+class Int8Product:
+    """y = x W^T + b by torch's CPU kernel; result in x's dtype, rounded to bfloat16 before b."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._missing = -weight.shape[1] % VECTOR
+        self._matrix = quantise(functional.pad(weight, (0, self._missing)))
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        half = x.bfloat16()
+        if self._missing:
+            half = functional.pad(half, (0, self._missing))
+        y = torch.ops.aten._weight_int8pack_mm(half, self._matrix.codes, self._matrix.scale)
+        result: Tensor = y.to(x.dtype)
+        return result if self._bias is None else result + self._bias
+
+
+class Int8Fallback:
+    """The same numbers without the kernel: codes are widened for every product.
+
+    Half the memory of bfloat16 and slower than it; for graphics processors, and where a build of
+    torch lacks the kernel.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._matrix = quantise(weight)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = functional.linear(x, self._matrix.codes.to(x.dtype)) * self._matrix.scale.to(x.dtype)
+        return y if self._bias is None else y + self._bias
