@@ -1,0 +1,126 @@
+"""One cell of the suite: a method, a policy, a sampling and a target, judged by the oracle."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.draft.base import Drafter
+from outrider.engine.engine import Generation
+from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Stage
+from outrider.state.spec import Policy
+from outrider.telemetry.counters import Counters, merge
+from tests.exactness.targets import LOOKUP, SAMPLINGS, Target, engine, finished, prompts
+from tests.helpers.checkpoints import VOCAB
+from tests.helpers.scripted import SCRIPTS, LateStage, ScriptedDrafter
+from tests.oracle.decoder import Output
+
+TOKENS = 48
+MOST_ROUNDING = 1e-4
+METHODS = ("off", *LOOKUP, *SCRIPTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is tested together. `late` puts a slow link before the stage."""
+
+    method: str
+    policy: Policy = "log"
+    sampling: str = "greedy"
+    width: int = 8
+    depth: int = 1
+    runahead: int | None = None
+    capacity: int | None = None
+    late: bool = False
+    alone: bool = False
+    count: int = 6
+    tokens: int = TOKENS
+
+
+def run_cell(target: Target, cell: Cell) -> Counters:
+    """Assert that every output equals the oracle's; returns all counts together.
+
+    All prompts run at once through one engine, unless the cell has them `alone`.
+    """
+    outputs = target.oracle(cell.sampling, prompts(cell.count), cell.tokens)
+    groups = [[output] for output in outputs] if cell.alone else [outputs]
+    return merge([counters for group in groups for counters in _run(target, cell, group)])
+
+
+def _run(target: Target, cell: Cell, outputs: Sequence[Output]) -> list[Counters]:
+    truths = iter([output.all_tokens for output in outputs])
+    made = engine(
+        make_stage(target, cell),
+        drafter_for(cell.method, truths),
+        width=cell.width,
+        depth=cell.depth,
+        runahead=cell.runahead,
+    )
+    settings = SamplingParams(**SAMPLINGS[cell.sampling], logprobs=0)
+    requests = [
+        made.generate(output.prompt, sampling=settings, max_tokens=cell.tokens)
+        for output in outputs
+    ]
+    for request, output in zip(requests, outputs, strict=True):
+        finished(request)
+        assert request.result.token_ids == output.tokens, first_difference(request, output)
+        # A state that is a little wrong may still give the same tokens: these show it.
+        logprobs = np.array([entry.logprob for entry in request.result.logprobs])
+        assert np.abs(logprobs - output.logprobs).max() < MOST_ROUNDING
+    assert made.stage.num_sessions == 0
+    return [request.counters for request in requests]
+
+
+def make_stage(target: Target, cell: Cell) -> Stage:
+    ahead = cell.runahead + 1 if cell.runahead else cell.width * cell.depth + 1
+    stage = target.stage(cell.policy, cell.capacity or ahead)
+    return LateStage(stage) if cell.late else stage
+
+
+def drafter_for(method: str, truths: Iterator[Sequence[int]]) -> Callable[[], Drafter] | None:
+    """Makes drafters; a scripted one knows the next of `truths`."""
+    if method in SCRIPTS:
+        return lambda: ScriptedDrafter(next(truths), SCRIPTS[method], VOCAB)
+    return LOOKUP.get(method)
+
+
+def first_difference(generation: Generation, output: Output) -> str:
+    tokens = generation.result.token_ids
+    pairs = enumerate(zip(tokens, output.tokens, strict=False))
+    place = next((at for at, (mine, theirs) in pairs if mine != theirs), None)
+    return f"differs at {place} of {len(tokens)}, oracle margin {output.margin:.2e}"
+
+
+def check_cell(target: Target, cell: Cell) -> None:
+    """`run_cell`, and the counters show that the cell tested what it claims to."""
+    counts = run_cell(target, cell)
+    if cell.method == "off":
+        assert counts.proposed == 0
+        assert not counts.rollbacks
+        return
+    assert counts.verified > 0
+    _check_acceptance(cell, counts)
+    if target.name == "hybrid" and cell.method != "right":
+        kinds = {cell.policy} if cell.capacity is None else {cell.policy, "checkpoint"}
+        assert counts.rollbacks.get(cell.policy, 0) > 0
+        assert set(counts.rollbacks) <= kinds
+    if target.name == "dense":
+        assert not counts.rollbacks
+
+
+def _check_acceptance(cell: Cell, counts: Counters) -> None:
+    if cell.method == "right":
+        assert counts.accepted == counts.verified
+        assert counts.windows_voided == 0
+    elif cell.method == "wrong":
+        assert counts.accepted == 0
+    else:
+        assert 0 < counts.accepted < counts.verified
+        assert any(_partly(counts)), "no window was partly accepted"
+
+
+def _partly(counts: Counters) -> list[bool]:
+    """By draft position: windows that kept all drafts before it and lost this one."""
+    pairs = zip(counts.reached_at[1:], [*counts.accepted_at[1:], 0], strict=False)
+    return [reached > accepted for reached, accepted in pairs]

@@ -1,0 +1,158 @@
+"""Tiny targets with what the oracle says about them, and engines made around them."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.draft.base import Drafter
+from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
+from outrider.draft.lookup.suffix import SuffixDrafter
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import Engine, Generation, Speculation, WindowLimits
+from outrider.models.decoder import Decoder
+from outrider.models.load import LoadOptions, load_decoder
+from outrider.ops.selftest import Kernels
+from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Stage
+from outrider.stage.local import LocalStage
+from outrider.state.spec import Policy
+from outrider.verify.tail import Tail
+from tests.helpers.checkpoints import VOCAB, build_model
+from tests.helpers.runs import random_tokens
+from tests.oracle.decoder import Output, decode
+
+ARCHITECTURES = {"hybrid": "qwen3_5", "dense": "qwen3"}
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {
+        "temperature": 0.2,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.01,
+        "repetition_penalty": 1.03,
+        "presence_penalty": 0.05,
+        "frequency_penalty": 0.02,
+        "logit_bias": {3: 1.5, 7: -2.0},
+        "seed": 20,
+    },
+}
+MIXING = 0.1
+LENGTHS = (1, 20, 31, 64, 65, 90)
+LOOKUP: dict[str, Callable[[], Drafter]] = {
+    "suffix": SuffixDrafter,
+    "ngram-cache": NgramCacheDrafter,
+}
+
+
+class Letters:
+    """A tokenizer whose token n is one to three letters, so that texts cross token borders."""
+
+    def __init__(self, end_tokens: Sequence[int] = ()) -> None:
+        self.end_tokens = frozenset(end_tokens)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return [ord(letter) % VOCAB for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join("abcdefg"[token % 7] * (token % 3 + 1) for token in ids)
+
+
+@dataclass
+class Target:
+    """A checkpoint as both sides load it."""
+
+    name: str
+    oracle_model: PreTrainedModel
+    decoder: Decoder
+    _known: dict[object, list[Output]] = field(default_factory=dict)
+
+    def oracle(self, sampling: str, prompts: Sequence[Sequence[int]], size: int) -> list[Output]:
+        """What plain decoding gives, computed once per set of prompts."""
+        key = (sampling, size, tuple(map(tuple, prompts)))
+        if key not in self._known:
+            self._known[key] = decode(self.oracle_model, prompts, SAMPLINGS[sampling], size)
+        return self._known[key]
+
+    def stage(self, policy: Policy, capacity: int) -> LocalStage:
+        return LocalStage(self.decoder, policy, capacity, make_picker)
+
+
+def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
+    return Tail(sampling, prompt_len=prompt_len)
+
+
+@functools.cache
+def prompts(count: int = len(LENGTHS)) -> list[list[int]]:
+    """`count` prompts whose lengths lie on and around the grids of chunks and pages.
+
+    Each repeats its own beginning, so that there is something to look up.
+    """
+    lengths = [LENGTHS[place % len(LENGTHS)] for place in range(count)]
+    return [
+        (random_tokens(7, seed=100 + place) * length)[:length]
+        for place, length in enumerate(lengths)
+    ]
+
+
+def make_target(name: str, folder: Path) -> Target:
+    """A model whose tokens follow mostly from the one before, so that lookup has something to
+    find, and from its memory often enough that a wrong state shows."""
+    model = build_model(ARCHITECTURES[name])
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                parameter.mul_(MIXING)
+            elif key.endswith("A_log"):  # As it comes, the recurrent layers forget at once.
+                parameter.copy_(torch.linspace(-6.0, -2.0, len(parameter)))
+    model.save_pretrained(folder)
+    return Target(name, model, load_decoder(folder, Kernels(exact=True), LoadOptions()))
+
+
+def engine(
+    stage: Stage,
+    drafter: Callable[[], Drafter] | None,
+    *,
+    width: int = 8,
+    depth: int = 1,
+    runahead: int | None = None,
+    tokenizer: Letters | None = None,
+    budget: int | None = None,
+) -> Engine:
+    size = width if budget is None else budget
+    return Engine(
+        stage,
+        tokenizer or Letters(),
+        Speculation(
+            method="tested" if drafter else "off",
+            drafter=(lambda *given: drafter()) if drafter else None,
+            budget=lambda: FixedBudget(size),
+            windows=WindowLimits(width=width, depth=depth, runahead=runahead),
+        ),
+    )
+
+
+def generate(
+    engine: Engine, prompt: Sequence[int], sampling: Mapping[str, Any], max_tokens: int, **more: Any
+) -> Generation:
+    """A request that has run to its end, checked for what must hold of every request."""
+    generation = engine.generate(
+        prompt, sampling=SamplingParams(**sampling), max_tokens=max_tokens, **more
+    )
+    finished(generation)
+    assert engine.stage.num_sessions == 0
+    return generation
+
+
+def finished(generation: Generation) -> None:
+    """Run a request to its end and check what must hold of every request."""
+    pieces = list(generation)
+    result = generation.result
+    generation.counters.check()
+    assert tuple(token for piece in pieces for token in piece.tokens) == result.token_ids
+    assert "".join(piece.text for piece in pieces) == result.text
+    assert all(len(piece.sources) == len(piece.tokens) for piece in pieces)

@@ -1,0 +1,47 @@
+"""Every method, policy, sampling and kind of target: token for token what the oracle says."""
+
+import pytest
+
+from outrider.state.spec import POLICIES
+from tests.exactness.cells import METHODS, Cell, check_cell
+from tests.exactness.targets import ARCHITECTURES, LOOKUP, SAMPLINGS, prompts
+
+LEAST_MARGIN = 1e-6
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_oracle_is_sure_of_its_decisions(targets, name, sampling):
+    """Else rounding alone could make a difference: choose another seed."""
+    outputs = targets[name].oracle(sampling, prompts(), 48)
+    assert min(output.margin for output in outputs) > LEAST_MARGIN
+    assert len({token for output in outputs for token in output.tokens}) > 20
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_hybrid(hybrid, method, policy, sampling):
+    check_cell(hybrid, Cell(method=method, policy=policy, sampling=sampling))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_dense(dense, method, sampling):
+    check_cell(dense, Cell(method=method, sampling=sampling))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("policy", ["snapshots", "checkpoint"])
+@pytest.mark.parametrize("method", METHODS)
+def test_dense_under_policies_that_it_does_not_need(dense, method, policy, sampling):
+    check_cell(dense, Cell(method=method, policy=policy, sampling=sampling))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("method", ["off", *LOOKUP, "partly"])
+def test_fifty_prompts(targets, name, method, sampling):
+    check_cell(targets[name], Cell(method=method, sampling=sampling, count=50, tokens=128))

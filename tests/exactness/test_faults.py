@@ -1,0 +1,120 @@
+"""The suite has teeth: each planted fault makes a cell fail.
+
+A fault may show as a wrong token, as counters that contradict the script, or as a refusal.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from outrider.engine.windows import Issued, Ledger
+from outrider.errors import OutriderError
+from outrider.stage.slot import Slot
+from outrider.state.delta import DeltaState
+from outrider.state.sequence import SequenceState
+from outrider.verify.tail import Tail
+from tests.exactness.cells import Cell, check_cell
+
+settle = SequenceState.settle
+restore = Slot._restore
+return_to = Slot.return_to
+
+
+def settle_one_too_many(state: SequenceState, length: int) -> None:
+    settle(state, min(length + 1, state.length))
+    state.length = length if state.delta is None else state.length
+
+
+def settle_attention_only(state: SequenceState, length: int) -> None:
+    """The recurrent layers keep the rejected rows: what was the row after the kept ones stays."""
+    ahead = state.length
+    settle(state, length)
+    delta = state.delta
+    if delta is not None and ahead > length:
+        chunk, row = divmod(length - 1, delta.chunk)
+        delta.corrections[:, chunk % delta.slots, :, row] *= 1.5
+
+
+def replay_one_too_many(slot: Slot, start: int) -> Sequence[int]:
+    again = restore(slot, start)
+    return [*again, slot.replay.tokens[-1]] if slot.replay.tokens else again
+
+
+def skip_rollback(slot: Slot, start: int) -> tuple[None, tuple[()]]:
+    return None, ()
+
+
+def skip_restore(state: DeltaState, copy: object) -> None:
+    pass
+
+
+def boundary_one_late(ledger: Ledger) -> int | None:
+    if ledger._flights:
+        return ledger._flights[0].tokens[-1]
+    return ledger._queue[-1][0] if ledger._queue else None
+
+
+def own_row(window: Issued, replied: tuple[int, ...]) -> int:
+    """A draft is compared with the reply of its own row, not of the row before it."""
+    pairs = zip(window.drafts, replied[window.opens_epoch :], strict=False)
+    return next((i for i, (draft, own) in enumerate(pairs) if draft != own), len(window.drafts))
+
+
+def accept_all(window: Issued, replied: tuple[int, ...]) -> int:
+    return len(window.drafts)
+
+
+def counts_not_cut(tail: Tail, window: Any, unwanted: int) -> None:
+    if tail._counts is not None:
+        tail._counts.cut(min(len(tail._counts), window.start + 1))
+        tail._counts.extend(window.tokens[: window.start + unwanted - len(tail._counts)])
+
+
+IN_THE_STATE = "outrider.state.sequence.SequenceState.settle"
+PARTLY = {"method": "partly", "count": 2}
+FAULTS: dict[str, tuple[str, Callable[..., Any], Cell]] = {
+    "settle keeps one row too many, log": (IN_THE_STATE, settle_one_too_many, Cell(**PARTLY)),
+    "settle keeps one row too many, snapshots": (
+        IN_THE_STATE,
+        settle_one_too_many,
+        Cell(policy="snapshots", **PARTLY),
+    ),
+    "replay runs one row too many": (
+        "outrider.stage.slot.Slot._restore",
+        replay_one_too_many,
+        Cell(policy="checkpoint", **PARTLY),
+    ),
+    "recurrent layers keep a trace": (IN_THE_STATE, settle_attention_only, Cell(**PARTLY)),
+    "rollback skipped": ("outrider.stage.slot.Slot.return_to", skip_rollback, Cell(**PARTLY)),
+    "recurrent layers not restored": (
+        "outrider.state.delta.DeltaState.restore",
+        skip_restore,
+        Cell(method="partly", policy="checkpoint"),
+    ),
+    "boundary compared one token late": (
+        "outrider.engine.windows.Ledger._follower",
+        boundary_one_late,
+        Cell(method="right", depth=4, width=4, count=2),
+    ),
+    "draft compared with the wrong row": (
+        "outrider.engine.windows._agreeing",
+        own_row,
+        Cell(method="right", count=2),
+    ),
+    "every draft accepted": ("outrider.engine.windows._agreeing", accept_all, Cell(**PARTLY)),
+    "penalties see rejected drafts": (
+        "outrider.verify.tail.Tail._enter",
+        counts_not_cut,
+        Cell(sampling="seeded", **PARTLY),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_fails_the_suite(hybrid, monkeypatch, fault):
+    name, planted, cell = FAULTS[fault]
+    check_cell(hybrid, cell)
+    monkeypatch.setattr(name, planted)
+    with pytest.raises((AssertionError, OutriderError, IndexError)):
+        check_cell(hybrid, cell)
