@@ -45,6 +45,7 @@ class Result:
     usage: dict
     timings: dict
     seed: int = 7
+    budget: tuple[str, ...] = ()
 
 
 class Generation:

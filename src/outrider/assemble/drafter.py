@@ -14,6 +14,7 @@ from outrider.draft.model.choice import Chooser, GreedyChooser, SampledChooser
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftStateSettings
 from outrider.draft.model.vocab import shared_vocabulary
+from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError
 from outrider.models.decoder import Decoder
@@ -28,51 +29,55 @@ CHAINED_MIN_MATCH = 3
 """A short match ahead of a draft model would keep the better drafter from being asked."""
 
 
-def drafter_factory(
-    config: RunConfig, target: LoadedTarget, windows: WindowLimits
-) -> DrafterFactory | None:
-    """What makes a session's drafter; None for plain decoding. Loads the draft model, if any."""
-    speculative = config.speculative
-    if speculative.draft_model is None:
-        return _lookup(speculative.method)
-    model = _load_draft(speculative.draft_model, target)
-    capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
-    settings = DraftStateSettings(policy=config.state.rollback, capacity=capacity)
-
-    def make(sampling: SamplingParams) -> Drafter:
-        chooser = _chooser(speculative, sampling, model.shared, target.decoder.config.vocab_size)
-        return DraftModelDrafter(model.decoder, chooser, settings)
-
-    if speculative.method == "draft":
-        return make
-    first = _lookup_behind(speculative.method.partition("+")[0])
-    return lambda sampling: ChainDrafter(first(), make(sampling))
-
-
-def _lookup(method: str) -> DrafterFactory | None:
-    kinds: dict[str, DrafterFactory] = {
-        "suffix": lambda sampling: SuffixDrafter(),
-        "ngram-cache": lambda sampling: NgramCacheDrafter(),
-    }
-    return kinds.get(method)
-
-
-def _lookup_behind(method: str) -> Callable[[], Drafter]:
-    """An n-gram drafter that leaves the less certain rounds to a draft model."""
-    if method == "suffix":
-        return lambda: SuffixDrafter(SuffixSettings(min_match=CHAINED_MIN_MATCH))
-    return lambda: NgramCacheDrafter(NgramSettings())
-
-
 @dataclass(frozen=True, slots=True)
-class _DraftModel:
+class DraftModel:
     """A draft model and how many ids, from 0 on, it shares with the target."""
 
     decoder: Decoder
     shared: int
 
 
-def _load_draft(name: str, target: LoadedTarget) -> _DraftModel:
+def drafter_factory(
+    config: RunConfig, target: LoadedTarget, windows: WindowLimits, draft: DraftModel | None
+) -> DrafterFactory | None:
+    """What makes a session's drafter; None for plain decoding."""
+    method = config.speculative.method
+    if method == "off":
+        return None
+    makers = [_LOOKUPS[name] for name in method.split("+") if name in _LOOKUPS]
+    if draft is None:
+        return lambda sampling, budget: _chain(budget, makers[0](False))
+
+    capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
+    settings = DraftStateSettings(policy=config.state.rollback, capacity=capacity)
+    rows = target.decoder.config.vocab_size
+
+    def make(sampling: SamplingParams, budget: Budget) -> Drafter:
+        chooser = _chooser(config.speculative, sampling, draft.shared, rows)
+        model = DraftModelDrafter(draft.decoder, chooser, settings)
+        return _chain(budget, *[lookup(True) for lookup in makers], model)
+
+    return make
+
+
+def _chain(budget: Budget, *drafters: Drafter) -> Drafter:
+    return ChainDrafter(*drafters, limit=budget.limit, keep=budget.keep)
+
+
+def _suffix(chained: bool) -> Drafter:
+    return SuffixDrafter(SuffixSettings(min_match=CHAINED_MIN_MATCH) if chained else None)
+
+
+def _ngram_cache(chained: bool) -> Drafter:
+    del chained  # it asks for enough evidence of itself
+    return NgramCacheDrafter(NgramSettings())
+
+
+_LOOKUPS: dict[str, Callable[[bool], Drafter]] = {"suffix": _suffix, "ngram-cache": _ngram_cache}
+"""N-gram drafters by name; told whether a draft model stands behind them."""
+
+
+def load_draft(name: str, target: LoadedTarget) -> DraftModel:
     """Load and check a draft model; any failure ends the start, never the speculation alone."""
     try:
         folder = resolve(name)
@@ -85,9 +90,9 @@ def _load_draft(name: str, target: LoadedTarget) -> _DraftModel:
         ) from None
     rows = min(decoder.config.vocab_size, target.decoder.config.vocab_size)
     if decoder is target.decoder:
-        return _DraftModel(decoder, rows)
+        return DraftModel(decoder, rows)
     shared = shared_vocabulary(target.tokenizer.vocabulary(), tokenizer.vocabulary())
-    return _DraftModel(decoder, min(shared, rows))
+    return DraftModel(decoder, min(shared, rows))
 
 
 def _decoder(folder: Path, target: LoadedTarget) -> Decoder:

@@ -1,12 +1,16 @@
 """From a configuration to a running engine."""
 
-from outrider.assemble.drafter import drafter_factory
-from outrider.assemble.target import load_target
+import torch
+
+from outrider.assemble.budget import budget_factory
+from outrider.assemble.drafter import drafter_factory, load_draft
+from outrider.assemble.memory import check_fits, free_bytes
+from outrider.assemble.target import LoadedTarget, load_target
 from outrider.config.checks import check
 from outrider.config.run import RunConfig, SpeculativeConfig, StateConfig, TargetConfig
-from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine as EngineFacade
 from outrider.engine.engine import Speculation, WindowLimits
+from outrider.models.decoder import Decoder
 from outrider.models.generation import sampling_defaults
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
@@ -48,17 +52,10 @@ class Engine(EngineFacade):
         check(config)
         target = load_target(config.target)
         windows = window_limits(config.speculative)
-        drafts = _drafts(config.speculative, windows)
-        speculation = Speculation(
-            method=config.speculative.method,
-            drafter=drafter_factory(config, target, windows),
-            budget=lambda: FixedBudget(drafts),
-            windows=windows,
-            fallback="draft" if config.speculative.ngram_fallback == "draft" else None,
-        )
-        stage = LocalStage(
-            target.decoder, config.state.rollback, _capacity(config, windows), make_picker
-        )
+        speculation = _speculation(config, target, windows)
+        capacity = _capacity(config, windows)
+        _check_memory(target.decoder, config.state, capacity)
+        stage = LocalStage(target.decoder, config.state.rollback, capacity, make_picker)
         defaults = sampling_defaults(target.folder)
         engine = cls(stage, target.tokenizer, speculation, defaults)
         engine.kernels = target.kernels
@@ -67,6 +64,20 @@ class Engine(EngineFacade):
     def describe(self) -> dict[str, object]:
         """What was chosen at load: exactness and the kernels by shape."""
         return {"exact": self.stage.exact, "kernels": self.kernels.report()}
+
+
+def _speculation(config: RunConfig, target: LoadedTarget, windows: WindowLimits) -> Speculation:
+    speculative = config.speculative
+    name = speculative.draft_model
+    draft = load_draft(name, target) if name is not None else None
+    decoder = draft.decoder if draft else None
+    return Speculation(
+        method=speculative.method,
+        drafter=drafter_factory(config, target, windows, draft),
+        budget=budget_factory(speculative, target, decoder, windows),
+        windows=windows,
+        fallback="draft" if speculative.ngram_fallback == "draft" else None,
+    )
 
 
 def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
@@ -88,13 +99,20 @@ def window_limits(speculative: SpeculativeConfig) -> WindowLimits:
     )
 
 
-def _drafts(speculative: SpeculativeConfig, windows: WindowLimits) -> int:
-    wanted = speculative.max_draft_tokens
-    return windows.width if wanted == "auto" else wanted
-
-
 def _capacity(config: RunConfig, windows: WindowLimits) -> int:
     """Rows that may be taken back: all that may be in flight, unless the user set it."""
     if config.state.capacity is not None:
         return config.state.capacity
-    return windows.runahead + 1 if windows.runahead else windows.width * windows.depth
+    if windows.runahead:
+        return windows.runahead + 1
+    # While a window is in flight, the last row of the one before it may be pending.
+    return windows.width * windows.depth + (windows.depth > 1)
+
+
+def _check_memory(decoder: Decoder, state: StateConfig, capacity: int) -> None:
+    """Refuse a state that cannot fit, where the system says how much memory is free."""
+    device, free = decoder.device, free_bytes()
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0])
+    if free is not None:
+        check_fits(decoder.state_spec(state.rollback, capacity), decoder.max_length, free)

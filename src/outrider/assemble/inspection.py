@@ -3,10 +3,9 @@
 import torch
 
 from outrider.config.run import METHODS
-from outrider.models.checkpoint import Checkpoint
 from outrider.models.decoder import state_spec
-from outrider.models.hf_config import read_config
 from outrider.models.hub import resolve
+from outrider.models.model_file import open_tensors
 from outrider.ops.selftest import Kernels
 from outrider.state.spec import PAGE, POLICIES
 
@@ -15,15 +14,15 @@ TYPICAL_LINEARS = ((1536, 256), (256, 1536))
 
 
 def inspect(path: str) -> dict[str, object]:
-    """What a model folder holds and what its states cost; reads config and headers only."""
+    """What a model holds and what its states cost; reads configuration and headers only."""
     folder = resolve(path)
-    config = read_config(folder)
+    config, opened = open_tensors(folder)
     kinds = config.layer_kinds
     specs = {
         policy: state_spec(config, kinds, policy, INSPECTED_CAPACITY, 4) for policy in POLICIES
     }
-    with Checkpoint(folder) as checkpoint:
-        parameters = checkpoint.count_parameters()
+    with opened as tensors:
+        parameters = tensors.count_parameters()
     return {
         "path": str(folder),
         "architecture": config.architecture,

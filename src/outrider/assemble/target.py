@@ -12,6 +12,7 @@ from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.hub import resolve
 from outrider.models.load import LoadOptions, load_decoder
+from outrider.models.model_file import load_tokenizer
 from outrider.models.selfcheck import rows_are_invariant
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
@@ -35,12 +36,13 @@ def load_target(config: TargetConfig) -> LoadedTarget:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder, options = resolve(config.path), load_options(config)
-    kernels = Kernels(exact=config.device == "cpu" if config.exact is None else config.exact)
+    exact = config.device == "cpu" if config.exact is None else config.exact
+    kernels = Kernels(exact=exact, quantize=config.quantize)
     decoder = _proven(load_decoder(folder, kernels, options), config)
     return LoadedTarget(
         folder=folder,
         decoder=decoder,
-        tokenizer=Tokenizer.load(folder),
+        tokenizer=load_tokenizer(folder),
         kernels=kernels,
         options=options,
     )

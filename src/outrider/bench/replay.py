@@ -121,13 +121,14 @@ def _agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
 def draft_curve(walks: Sequence[Walk]) -> Curve:
     """What a proposal costs by the drafts that it found.
 
-    Means, since upkeep is uneven by nature; the dearest 1 in 50 are left out as the machine's.
+    Means of the middle half: upkeep is uneven by nature, so a median would miss part of it, and
+    the ends belong to the machine.
     """
     found: dict[int, list[float]] = {}
     for one in walks:
         for drafts, times in one.ms.items():
             found.setdefault(drafts, []).extend(times)
-    return Curve({drafts: _trimmed(times) for drafts, times in found.items()})
+    return Curve({drafts: _middle(times) for drafts, times in found.items()})
 
 
 def opening_ms(walks: Sequence[Walk], usual: Curve) -> float:
@@ -138,6 +139,6 @@ def opening_ms(walks: Sequence[Walk], usual: Curve) -> float:
     return median(beyond) if beyond else 0.0
 
 
-def _trimmed(times: Sequence[float]) -> float:
-    kept = sorted(times)[: len(times) - len(times) // 50]
-    return fmean(kept) if len(kept) > 4 else median(kept)
+def _middle(times: Sequence[float]) -> float:
+    edge = len(times) // 4
+    return fmean(sorted(times)[edge : len(times) - edge])

@@ -31,7 +31,7 @@ class RunFlags:
 
     target: Annotated[
         str | None,
-        _flag("--target", "MODEL", '"demo", a model folder or a hub ID@REVISION.'),
+        _flag("--target", "MODEL", '"demo", "smollm2", a folder, a GGUF file or a hub ID@REVISION.'),
     ] = None
     method: Annotated[
         str | None,
@@ -96,6 +96,10 @@ class RunFlags:
     dtype: Annotated[
         str | None,
         _flag("--dtype", "NAME", "float32, bfloat16 or auto."),
+    ] = None
+    quantize: Annotated[
+        str | None,
+        _flag("--quantize", "NAME", "Weights in int8, or none."),
     ] = None
     max_length: Annotated[
         int | None,

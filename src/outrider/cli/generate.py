@@ -222,3 +222,5 @@ def _deliver(generation: Generation, state: Run, **extra: object) -> None:
         end_line(text)
     if state.flags.stats:
         table(rows(result.timings), f"{result.finish_reason}, seed {result.seed}")
+        for line in result.budget:
+            say(line)

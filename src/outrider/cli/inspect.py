@@ -12,7 +12,7 @@ Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 def inspect(
-    path: Annotated[str, Argument(metavar="MODEL", help='"demo", a folder or a hub ID@REVISION.')],
+    path: Annotated[str, Argument(metavar="MODEL", help="As for --target.")],
     json: Json = False,
 ) -> None:
     """Show a model's architecture, its state's bytes for each policy and the drafters that fit."""

@@ -1,23 +1,41 @@
-"""How many tokens to ask a drafter for."""
+"""How many tokens to ask a drafter for, and how many of its answer to verify."""
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from outrider.core_types import Draft
 
 
 class Budget(Protocol):
-    """Chooses the number of drafts round by round; 0 is plain decoding."""
+    """Decides round by round; nothing drafted is plain decoding.
+
+    A round is `choose`, then `limit` and `keep` from within the drafter, `timed` and `learn`.
+    """
 
     def choose(self) -> int:
         """Drafts to ask for in the next window at most."""
 
-    def learn(self, source: str | None, verified: int, accepted: int) -> None:
-        """A window was judged: `verified` drafts of `source`, the first `accepted` kept."""
+    def limit(self, source: str, budget: int) -> int:
+        """How many of `budget` drafts to ask one drafter of a chain for."""
+
+    def keep(self, draft: Draft) -> Draft | None:
+        """The part of a draft that is worth verifying, None for nothing of it."""
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         """A pass of `rows` rows took `verify_ms`, drafting `drafted` tokens for it `draft_ms`."""
 
+    def learn(self, source: str | None, verified: int, accepted: int) -> None:
+        """A window was judged: `verified` drafts of `source`, the first `accepted` kept."""
+
+    def explain(self) -> Sequence[str]:
+        """What is chosen now and why, in sentences."""
+
+    def close(self) -> None:
+        """The session has ended."""
+
 
 class FixedBudget:
-    """The same number every round."""
+    """The same number every round, all of it verified."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -25,8 +43,21 @@ class FixedBudget:
     def choose(self) -> int:
         return self._tokens
 
-    def learn(self, source: str | None, verified: int, accepted: int) -> None:
-        del source, verified, accepted
+    def limit(self, source: str, budget: int) -> int:
+        del source
+        return budget
+
+    def keep(self, draft: Draft) -> Draft | None:
+        return draft
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         del rows, verify_ms, drafted, draft_ms
+
+    def learn(self, source: str | None, verified: int, accepted: int) -> None:
+        del source, verified, accepted
+
+    def explain(self) -> Sequence[str]:
+        return (f"fixed: {self._tokens} drafts a round at most",)
+
+    def close(self) -> None:
+        pass

@@ -123,16 +123,20 @@ class Controller:
         return _cut(draft, length) if length else None
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
-        """A pass of `rows` took `verify_ms`; drafting `drafted` tokens for it took `draft_ms`."""
+        """A pass of `rows` took `verify_ms`; what `keep` saw for it took `draft_ms` to draft.
+
+        `drafted` may be what was left of that; what was paid for is the whole.
+        """
+        del drafted
         self._verify.observe(rows, verify_ms)
         if self._offered is None or self._offered.source not in self._draft:
             return
-        curve = self._draft[self._offered.source]
+        curve, paid = self._draft[self._offered.source], len(self._offered.tokens)
         if self._offered.source not in self._probed:
-            curve.observe(drafted, draft_ms)
-        elif drafted < len(curve):
+            curve.observe(paid, draft_ms)
+        elif paid < len(curve):
             # A probe catches up after a long rest: paid for, but no measure of other rounds.
-            self._savings -= max(draft_ms - curve[drafted], 0.0)
+            self._savings -= max(draft_ms - curve[paid], 0.0)
 
     def learn(self, source: str | None, verified: int, accepted: int) -> None:
         """A round was judged: of `verified` drafts the first `accepted` were kept."""
@@ -144,6 +148,10 @@ class Controller:
             self._verified.setdefault(offered.source, Counter())[verified] += 1
         self._account(offered, verified, accepted)
         self._rates.tick()
+        self.leave_round()
+
+    def leave_round(self) -> None:
+        """Forget a round that was judged, or that will not be."""
         self._offered = None
         self._asked.clear()
         self._probed.clear()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from outrider.core_types import TokenLogprob
 from outrider.draft.base import Drafter
-from outrider.engine.budget import Budget
+from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.loop import step
 from outrider.engine.session import FinishReason, Limits, Piece, Session, finish
 from outrider.engine.text import TextStream
@@ -44,8 +44,8 @@ class WindowLimits:
     runahead: int | None = None
 
 
-DrafterFactory = Callable[[SamplingParams], Drafter]
-"""Makes a session's drafter; the sampling settings give seed and temperature."""
+DrafterFactory = Callable[[SamplingParams, Budget], Drafter]
+"""Makes a session's drafter from its sampling settings (seed) and what limits its drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,10 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """Everything about a request, whether it ended or was left early."""
+    """Everything about a request, whether it ended or was left early.
+
+    `budget` says how many drafts were chosen and why.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -74,6 +77,7 @@ class GenerationResult:
     usage: dict[str, int]
     timings: dict[str, object]
     seed: int | None
+    budget: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -127,6 +131,7 @@ class Generation:
             usage={**used, "total_tokens": sum(used.values())},
             timings=timings(session.counters),
             seed=session.sampling.seed,
+            budget=tuple(session.budget.explain()),
             logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
         )
 
@@ -208,7 +213,7 @@ class Engine:
                 f"method = {method!r} is not the one loaded ({self.speculation.method!r}): "
                 "ask for that one or for 'off'."
             )
-        return replace(self.speculation, method=OFF, drafter=None)
+        return replace(self.speculation, method=OFF, drafter=None, budget=lambda: FixedBudget(0))
 
     def _session(
         self,
@@ -218,7 +223,7 @@ class Engine:
         stop: Sequence[str],
         speculation: Speculation,
     ) -> Session:
-        windows = speculation.windows
+        windows, budget = speculation.windows, speculation.budget()
         ledger = Ledger(
             length=len(tokens),
             width=windows.width,
@@ -233,8 +238,8 @@ class Engine:
             limits=limits,
             ledger=ledger,
             text=TextStream(self.tokenizer, stop, tokens[-TEXT_CONTEXT:]),
-            drafter=speculation.drafter(sampling) if speculation.drafter else None,
-            budget=speculation.budget(),
+            drafter=speculation.drafter(sampling, budget) if speculation.drafter else None,
+            budget=budget,
             fallback=speculation.fallback,
             counters=Counters(exact=self.stage.exact),
         )
@@ -248,6 +253,7 @@ class Engine:
         if self._sessions.pop(session.id, None) is None:
             return
         self.stage.close(session.id)
+        session.budget.close()
         if session.drafter is not None:
             session.drafter.close()
 

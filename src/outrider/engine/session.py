@@ -61,6 +61,7 @@ class Session:
     pieces: list[Piece] = field(default_factory=list)
     prefilled: int = 0
     sampled: Draft | None = None
+    drafting: tuple[int, float] = (0, 0.0)
     boundary: tuple[TokenLogprob, ...] = ()
     began: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
@@ -146,6 +147,7 @@ def _refill(session: Session) -> None:
     draft = drafter.propose(Context(session.tokens, suffix), wanted)
     elapsed = (time.perf_counter() - began) * 1e3
     session.counters.draft_ms += elapsed
+    session.drafting = (len(draft.tokens) if draft else 0, elapsed)
     _count_refill(session, draft, elapsed, refill=ledger.begun)
     if draft is not None and draft.tokens:
         session.sampled = draft if draft.probs is not None else None
@@ -188,6 +190,8 @@ def absorb(session: Session, reply: Reply) -> int | None:
     counters.epochs_closed += verdict.closes
     counters.windows_voided += verdict.voided
     source = verdict.sources[0] if verdict.sources else None
+    session.budget.timed(len(reply.tokens), reply.verify_ms, *session.drafting)
+    session.drafting = (0, 0.0)
     session.budget.learn(source, verdict.verified, verdict.accepted)
     position = len(session.tokens)
     _commit(session, verdict, _logprobs(session, verdict, reply))

@@ -1,0 +1,47 @@
+"""What decides on the number of drafts: a fixed number, or a controller that learns."""
+
+from collections.abc import Callable
+
+from outrider.assemble.calibration import measure_costs
+from outrider.assemble.target import LoadedTarget
+from outrider.config.run import SpeculativeConfig
+from outrider.engine.budget import Budget, FixedBudget
+from outrider.engine.controller import Controller, Costs
+from outrider.engine.engine import WindowLimits
+from outrider.models.decoder import Decoder
+
+
+class LentController(Controller):
+    """A controller that goes back to its pool when its session ends."""
+
+    def __init__(self, costs: Costs, pool: list["LentController"]) -> None:
+        super().__init__(costs)
+        self._pool = pool
+
+    def close(self) -> None:
+        """Let the next session go on with what was learned."""
+        self.leave_round()
+        self._pool.append(self)
+
+
+def budget_factory(
+    speculative: SpeculativeConfig,
+    target: LoadedTarget,
+    draft: Decoder | None,
+    windows: WindowLimits,
+) -> Callable[[], Budget]:
+    """What makes a session's budget.
+
+    With several windows in flight the drafts are as many as the windows hold; with one at a time,
+    and no number asked for, a controller chooses. Sessions that follow each other share one, those
+    that run side by side have their own.
+    """
+    wanted = speculative.max_draft_tokens
+    serial = windows.depth == 1 and windows.runahead is None
+    if wanted != "auto" or not serial or speculative.method == "off":
+        tokens = windows.width if wanted == "auto" else wanted
+        return lambda: FixedBudget(tokens)
+    sources = speculative.method.split("+")
+    costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1)
+    pool: list[LentController] = []
+    return lambda: pool.pop() if pool else LentController(costs, pool)
