@@ -9,20 +9,27 @@ import torch
 from outrider.core_types import Commit, Context
 from outrider.draft.base import Drafter
 from outrider.models.decoder import Decoder
+from outrider.state.spec import Policy
 from tests.helpers.checkpoints import VOCAB
 from tests.helpers.runs import run
 
+Drafted = tuple[tuple[int, ...], tuple[float, ...]]
+"""Tokens, and the largest probability of each row: equal only if the logits are, bit for bit."""
+
 
 @torch.inference_mode()
-def fresh_draft(decoder: Decoder, tokens: list[int], count: int) -> tuple[int, ...]:
-    """Greedy continuation by a state that has seen nothing else; shares no code with drafters."""
-    state = decoder.new_state("log", 0)
-    row = run(decoder, state, tokens, revocable=False)[-1]
-    drafted = [int(row.argmax())]
+def fresh_draft(decoder: Decoder, policy: Policy, tokens: list[int], count: int) -> Drafted:
+    """Greedy continuation by a state that has seen nothing else; shares no code with drafters.
+
+    Snapshots fold every row into the base at once, so their bits are those of their own policy.
+    """
+    state = decoder.new_state(policy, 0)
+    rows = [run(decoder, state, tokens, revocable=False)[-1]]
+    drafted = [int(rows[0].argmax())]
     while len(drafted) < count:
-        row = run(decoder, state, drafted[-1:], revocable=False)[-1]
-        drafted.append(int(row.argmax()))
-    return tuple(drafted)
+        rows.append(run(decoder, state, drafted[-1:], revocable=False)[-1])
+        drafted.append(int(rows[-1].argmax()))
+    return tuple(drafted), tuple(1.0 / float((row - row.max()).exp().sum()) for row in rows)
 
 
 @dataclass
@@ -70,14 +77,16 @@ class Session:
             self.drafter.observe(commit)
 
 
-def play(session: Session, rounds: int, *, depth: int, longest: int = 6) -> Iterator[tuple]:
-    """Yield (context tokens, budget, drafted tokens) of `rounds` proposals."""
+def play(
+    session: Session, rounds: int, *, depth: int, longest: int = 6
+) -> Iterator[tuple[list[int], int, Drafted]]:
+    """Yield (context tokens, budget, what was drafted) of `rounds` proposals."""
     for _ in range(rounds):
         budget = session.chance.randint(1, longest)
         whole = [*session.committed, *session.suffix]
         draft = session.drafter.propose(session.context, budget)
         assert draft is not None
-        yield whole, budget, draft.tokens
+        yield whole, budget, (draft.tokens, draft.confidence or ())
         _go_on(session, [*session.suffix, *draft.tokens], depth)
 
 
