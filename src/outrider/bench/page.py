@@ -194,7 +194,7 @@ def _speed_row(row: Record) -> tuple[str, ...]:
     if row["refused"] is not None:
         return row["name"], "refused", "", row["refused"]
     note = "its output differs" if row.get("same_output") is False else ""
-    return row["name"], f"{row['value']:.1f}", f"{row['low']:.1f} to {row['high']:.1f}", note
+    return row["name"], f"{row['value']:.1f}", f"{row['low']:.1f}\u2013{row['high']:.1f}", note
 
 
 def _category(row: Record) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def _category(row: Record) -> tuple[str, ...]:
         row["name"],
         f"{row['plain']:.1f}",
         f"{row['speculative']:.1f}",
-        f"{up['value']:.2f}x ({up['low']:.2f} to {up['high']:.2f})",
+        f"{up['value']:.2f}x ({up['low']:.2f}\u2013{up['high']:.2f})",
         f"{row['acceptance_rate']:.0%}",
         f"{row['mean_acceptance_length']:.2f}",
         f"{row['copied']:.0%}",

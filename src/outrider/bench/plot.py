@@ -102,7 +102,9 @@ def _line(line: Series, places: Sequence[tuple[float, float]], percent: bool) ->
 
 
 def _number(value: float, percent: bool) -> str:
-    return f"{value:.0%}" if percent else f"{value:.3g}"
+    if percent:
+        return f"{value:.0%}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _some(values: Sequence[float]) -> Sequence[float]:
