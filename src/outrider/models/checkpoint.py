@@ -23,7 +23,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00
 
 
 class Checkpoint:
-    """Open safetensors files of one folder. Use as a context manager; `take` marks a tensor used."""
+    """Open safetensors files of one folder, as a context manager; `take` marks a tensor used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
