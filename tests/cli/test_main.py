@@ -41,6 +41,7 @@ RUN = {
     "--no-exact",
     "--device",
     "--dtype",
+    "--quantize",
     "--max-length",
     "--threads",
     "--config",

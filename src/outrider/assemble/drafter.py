@@ -18,10 +18,10 @@ from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError
 from outrider.models.decoder import Decoder
-from outrider.models.files import read_json
+from outrider.models.files import read_json_or_empty
 from outrider.models.hub import resolve
 from outrider.models.load import load_decoder
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.model_file import load_tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key
 
@@ -82,7 +82,7 @@ def load_draft(name: str, target: LoadedTarget) -> DraftModel:
     try:
         folder = resolve(name)
         _check_recorded_target(folder, target)
-        tokenizer = Tokenizer.load(folder)
+        tokenizer = load_tokenizer(folder)
         decoder = _decoder(folder, target)
     except CheckpointError as error:
         raise CheckpointError(
@@ -103,7 +103,8 @@ def _decoder(folder: Path, target: LoadedTarget) -> Decoder:
 
 def _check_recorded_target(folder: Path, target: LoadedTarget) -> None:
     """A drafter that was trained for one target, and says which, refuses every other."""
-    recorded = read_json(folder / "config.json").get("outrider", {}).get("target_sha256")
+    raw = read_json_or_empty(folder / "config.json")  # a GGUF file has none
+    recorded = raw.get("outrider", {}).get("target_sha256")
     if recorded is None:
         return
     found = sha256(target.folder) if (target.folder / "model.safetensors").exists() else "unknown"

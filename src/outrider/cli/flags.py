@@ -31,7 +31,7 @@ class RunFlags:
 
     target: Annotated[
         str | None,
-        _flag("--target", "MODEL", '"demo", "smollm2", a folder, a GGUF file or a hub ID@REVISION.'),
+        _flag("--target", "MODEL", "demo, smollm2, a folder, a GGUF file or a hub ID@REVISION."),
     ] = None
     method: Annotated[
         str | None,

@@ -23,6 +23,7 @@ FLAGS: Mapping[str, str] = {
     "--target": "target.path",
     "--device": "target.device",
     "--dtype": "target.dtype",
+    "--quantize": "target.quantize",
     "--max-length": "target.max_length",
     "--exact": "target.exact",
     "--threads": "target.threads",

@@ -25,15 +25,17 @@ PLANNED_METHODS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
-    """The authoritative model: a folder, `ID@REVISION` or "demo", and how it is run.
+    """The authoritative model, by folder, GGUF file, hub `ID@REVISION` or name, and how it is run.
 
     `exact` None means: on for the CPU, off elsewhere. `max_length` None means the model's own
-    context; `threads` None leaves the number of processor threads to torch.
+    context; `threads` None leaves the number of processor threads to torch. `quantize` rounds the
+    weights, the draft model's with them; without it a GGUF file's are widened to `dtype`.
     """
 
     path: str = "demo"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    quantize: Literal["none", "int8"] = "none"
     max_length: int | None = field(default=None, metadata={"low": 2})
     exact: bool | None = None
     threads: int | None = field(default=None, metadata={"low": 1, "high": 1024})

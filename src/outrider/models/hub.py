@@ -22,6 +22,7 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from outrider import demo
 from outrider.errors import CheckpointError
+from outrider.models import packaged
 
 PATTERNS = (
     "config.json",
@@ -40,12 +41,14 @@ _FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".json")
 
 
 def resolve(spec: str) -> Path:
-    """Find a model by name: "demo" and its family, an existing path, or a hub `ID@REVISION`.
+    """Find a model: "demo" and its family, "smollm2", an existing path, or a hub `ID@REVISION`.
 
     Raises CheckpointError, with the reason, where there is nothing by that name or no way to it.
     """
     if spec == "demo" or spec.startswith("demo-"):
         return demo.path(spec)
+    if spec in packaged.MODELS:
+        return packaged.path(spec)
     path = Path(spec).expanduser()
     if path.exists():
         return path
@@ -53,7 +56,7 @@ def resolve(spec: str) -> Path:
     if match is None or spec.endswith(_FILE_ENDINGS):
         raise CheckpointError(
             f"Model {spec!r} does not exist on this machine and is no hub ORG/NAME@REVISION: "
-            "correct the path, or use 'demo'."
+            "correct the path, or use 'demo' or 'smollm2'."
         )
     # A typing mistake in a path must not go to the network.
     if path.parent.is_dir() and match["revision"] is None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from outrider.errors import CheckpointError
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import ModelConfig
-from outrider.models.generation import sampling_defaults as folder_defaults
 from outrider.models.gguf_config import read_gguf_config
 from outrider.models.gguf_file import SUFFIX, open_gguf
 from outrider.models.gguf_tensors import GgufTensors
@@ -14,7 +13,6 @@ from outrider.models.gguf_tokenizer import read_gguf_tokenizer
 from outrider.models.hf_config import read_config
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.weights import TensorSource
-from outrider.sampling.params import SamplingParams
 
 
 def is_gguf(path: Path) -> bool:
@@ -53,8 +51,3 @@ def count_parameters(path: Path) -> int:
 def load_tokenizer(path: Path) -> Tokenizer:
     """A model's tokenizer with special tokens, end tokens and chat template."""
     return read_gguf_tokenizer(open_gguf(path)) if is_gguf(path) else Tokenizer.load(path)
-
-
-def sampling_defaults(path: Path) -> SamplingParams:
-    """What a request gets where it says nothing; a GGUF file says nothing, which is greedy."""
-    return SamplingParams() if is_gguf(path) else folder_defaults(path)
