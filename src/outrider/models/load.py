@@ -1,5 +1,6 @@
 """From a model folder or GGUF file to a `Decoder`, or a range of its layers."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from outrider.ops.norm import RmsNorm, fold_norm, length_eps, rms_norm
 from outrider.ops.selftest import Kernels
 from outrider.state.spec import LOG_CHUNK
 
+LOG = logging.getLogger(__name__)
 MTP_PREFIX = "mtp."
 
 
@@ -175,6 +177,9 @@ def _account(checkpoint: TensorSource, config: ModelConfig, options: LoadOptions
     skipped: Sequence[str] = (MTP_PREFIX, *config.skipped_prefixes)
     names = checkpoint.names
     checkpoint.leave(name for name in names if name.startswith(tuple(skipped)))
+    for prefix in config.skipped_prefixes:
+        if count := sum(name.startswith(prefix) for name in names):
+            LOG.info("text only: %d tensors under %s* are not loaded", count, prefix)
     if config.tied_embeddings:
         checkpoint.leave({"lm_head.weight"} & names)
     checkpoint.leave(name for name in names if name.endswith("rotary_emb.inv_freq"))
