@@ -179,7 +179,7 @@ def _account(checkpoint: TensorSource, config: ModelConfig, options: LoadOptions
     checkpoint.leave(name for name in names if name.startswith(tuple(skipped)))
     for prefix in config.skipped_prefixes:
         if count := sum(name.startswith(prefix) for name in names):
-            LOG.info("text only: %d tensors under %s* are not loaded", count, prefix)
+            LOG.warning("text only: %d tensors under %s* are not loaded", count, prefix)
     if config.tied_embeddings:
         checkpoint.leave({"lm_head.weight"} & names)
     checkpoint.leave(name for name in names if name.endswith("rotary_emb.inv_freq"))
