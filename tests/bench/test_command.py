@@ -103,6 +103,17 @@ def test_reports_are_written_and_compared(bench, tmp_path, world, capsys):
     assert last["ratio"] == pytest.approx(0.51, abs=0.01)
 
 
+def test_an_interrupt_reports_nothing(bench, tmp_path):
+    def interrupt(rows, place):
+        raise KeyboardInterrupt
+
+    file = tmp_path / "out.json"
+    code, out, err = bench("--json", "--output", str(file), fault=interrupt)
+    assert (code, out) == (130, "")
+    assert "interrupted" in err
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 
 from outrider.bench import record
+from outrider.bench.leg import Refusal
 from outrider.bench.peers import PeerTarget, make
 from outrider.bench.run import Settings, measure
 from outrider.bench.workload import Prompt, Workload
@@ -94,3 +95,10 @@ def test_transformers_prompt_lookup_runs_on_dense_models(tmp_path):
         leg = peer.run(prompt, 9, World().clock)
         assert leg.tokens == expected
         assert leg.timed == 9 - leg.marks[0][0]
+
+
+def test_a_model_that_transformers_cannot_load_is_a_refusal(tmp_path):
+    target = PeerTarget(target=tmp_path, draft=None, dtype="float32", device="cpu")
+    (peer,) = make("transformers", target)
+    with pytest.raises(Refusal, match=r"config|model"):
+        peer.run([1], 4, World().clock)

@@ -54,16 +54,18 @@ def make(name: str, target: PeerTarget) -> list[Peer]:
 def _transformers(target: PeerTarget) -> list[Peer]:
     """Plain, prompt-lookup and, with a draft model, assisted generation."""
     load = _loader()
-    model = load(target.target, target)
+    try:
+        model = load(target.target, target)
+        assistant = load(target.draft, target) if target.draft else None
+    except (OSError, ValueError) as error:
+        return [RefusingPeer("transformers", " ".join(str(error).split()))]
     lookup: Variant = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
     peers: list[Peer] = [
         TransformersPeer("transformers plain", model, {}),
         TransformersPeer("transformers prompt lookup", model, lookup),
     ]
-    if target.draft is not None:
-        assistant = load(target.draft, target)
+    if assistant is not None:
         assistant.generation_config.num_assistant_tokens = ASSISTED_TOKENS
-        assistant.generation_config.eos_token_id = None
         variant: Variant = {"assistant_model": assistant}
         peers.append(TransformersPeer("transformers assisted", model, variant))
     return peers
@@ -84,10 +86,23 @@ def _loader() -> Callable[[Path, PeerTarget], Any]:
     def load(folder: Path, target: PeerTarget) -> Any:
         dtype = torch.bfloat16 if target.dtype == "bfloat16" else torch.float32
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        model.generation_config.eos_token_id = None
+        # Its own would end at end tokens, and some models' penalise repetition.
+        model.generation_config = transformers.GenerationConfig(pad_token_id=0)
         return model.to(target.device).eval()
 
     return load
+
+
+class RefusingPeer:
+    """One that could not even load the model."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        self._why = why
+
+    def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
+        """Say why not."""
+        raise Refusal(self._why)
 
 
 class TransformersPeer:
@@ -125,7 +140,6 @@ class TransformersPeer:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=count,
                 do_sample=False,
-                pad_token_id=0,
                 stopping_criteria=[note],
                 **self._variant,
             )

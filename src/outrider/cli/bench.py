@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 GATE_FAILED = 3
 TOO_SLOW = 4
+INTERRUPTED = 130
 FailUnder = Annotated[
     float | None,
     Option("--fail-under", metavar="RATIO", help="Exit with 4 where the ratio is lower."),
@@ -118,6 +119,9 @@ def bench(context: typer.Context, *, flags: BenchFlags, run: RunFlags) -> None:
     try:
         record = _measure(loaded.config, flags, settings)
         _deliver(record, flags, files)
+    except KeyboardInterrupt:
+        say("outrider: interrupted, nothing is reported.")
+        raise Exit(INTERRUPTED) from None
     finally:
         for file in files:
             if file is not None:
