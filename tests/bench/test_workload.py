@@ -89,14 +89,22 @@ def test_random_tokens_are_told_from_text():
     noise = [[draw(2048) for _ in range(80)] for _ in range(8)]
     assert coincidence(noise, 2048)[0] == pytest.approx(1.0, abs=0.5)
     with pytest.raises(RequestError, match="looks like random tokens"):
-        refuse_random(noise, 2048, "noise.jsonl")
-    prose = [list(prompt.text.encode()) for prompt in workload.load("prose").prompts]
+        refuse_random([], noise, 2048, "noise.jsonl")
+    texts = [prompt.text for prompt in workload.load("prose").prompts]
+    prose = [list(text.encode()) for text in texts]
     assert coincidence(prose, 256)[0] > 10
-    refuse_random(prose, 256, "prose")
+    refuse_random(texts, prose, 256, "prose")
+
+
+def test_random_tokens_written_out_as_text_are_told_by_their_half_characters():
+    draw = random.Random(0).randrange
+    noise = [bytes(draw(256) for _ in range(80)).decode(errors="replace") for _ in range(8)]
+    with pytest.raises(RequestError, match="written out as text"):
+        refuse_random(noise, [[1, 2, 3]], 2048, "noise.jsonl")
 
 
 def test_a_few_tokens_are_not_judged():
-    refuse_random([[1, 2, 3]], 2048, "tiny")
+    refuse_random(["tiny"], [[1, 2, 3]], 2048, "tiny")
 
 
 def test_copied_share_counts_what_a_lookup_could_have_known():

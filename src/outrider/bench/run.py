@@ -125,7 +125,8 @@ def _cases(
     settings, workload = run.settings, run.workload
     room = engine.stage.max_length - settings.tokens
     prompts = [(prompt, tuple(encode(prompt.text))) for prompt in workload.prompts]
-    refuse_random([ids for _, ids in prompts], engine.stage.vocab_size, workload.name)
+    texts, ids = [prompt.text for prompt in workload.prompts], [ids for _, ids in prompts]
+    refuse_random(texts, ids, engine.stage.vocab_size, workload.name)
     cases = [
         Case(id=prompt.id, category=prompt.category, prompt=ids, count=settings.tokens)
         for prompt, ids in prompts

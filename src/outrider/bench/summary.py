@@ -32,6 +32,8 @@ def lines(record: Record) -> Iterator[str]:
         yield f"{gate['state']:>12}  {gate['name']}: {gate['detail']}"
     if record["speedup"] is not None:
         yield from _speed_lines(record)
+    if record["round"] is not None:
+        yield _round_line(record["round"])
     if record["model"] is not None:
         yield from _model_lines(record["model"])
     yield record["sentence"]
@@ -61,6 +63,12 @@ def _speed_lines(record: Record) -> Iterator[str]:
     yield f"copied text {load['copied']:.0%} ({formulas['copied']})"
 
 
+def _round_line(cost: Record) -> str:
+    parts = ("draft", "verify", "rollback", "host")
+    spent = ", ".join(f"{part} {cost[part] / cost['total']:.1%}" for part in parts)
+    return f"a round takes {cost['total']:.2f} ms, a plain step {cost['plain_step']:.2f}: {spent}"
+
+
 def _model_lines(model: Record) -> Iterator[str]:
     said, unit = model["prediction"], model["plain_step"]
     flag = ", FLAGGED: the model misses something here" if model["flagged"] else ""
@@ -75,6 +83,11 @@ def _model_lines(model: Record) -> Iterator[str]:
     chance = said["break_even_acceptance"]
     shown = "none: not even certain drafts would pay" if chance is None else f"{chance:.0%}"
     yield f"break-even acceptance {shown} ({FORMULAS['break_even']})"
+    best = max(model["sweep"], key=lambda point: point["speedup"])
+    yield (
+        f"best most drafts a round: {best['k']}, for {best['speedup']:.2f}x or "
+        f"{best['speedup'] * 1e3 / unit:.0f} tokens/s"
+    )
     yield "predicted by most drafts a round: " + ", ".join(
         f"{point['k']}: {point['speedup']:.2f}x" for point in model["sweep"]
     )

@@ -13,6 +13,8 @@ from outrider.errors import RequestError
 GRAM = 8
 LEAST_PAIRS = 2_000
 """Pairs of tokens below which coincidences tell nothing."""
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+MOST_BROKEN = 0.001
 LEAST_COINCIDENCE = 3.0
 """Uniformly random tokens give 1; text gives tens (bytes) to thousands (large vocabularies)."""
 
@@ -41,9 +43,21 @@ def coincidence(prompts: Iterable[Sequence[int]], vocab_size: int) -> tuple[floa
     return (equal * vocab_size / pairs if pairs else 0.0), pairs
 
 
-def refuse_random(prompts: Sequence[Sequence[int]], vocab_size: int, name: str) -> None:
-    """Raise RequestError where the prompts look like uniformly random tokens."""
+def refuse_random(
+    texts: Sequence[str], prompts: Sequence[Sequence[int]], vocab_size: int, name: str
+) -> None:
+    """Raise RequestError where the prompts look like uniformly random tokens.
+
+    Written out as text and read again they no longer look so, but half characters betray them:
+    vocabularies hold single bytes, and bytes in random order are no UTF-8.
+    """
     found, pairs = coincidence(prompts, vocab_size)
+    broken = sum(text.count(BROKEN) for text in texts)
+    if broken > MOST_BROKEN * sum(map(len, texts)):
+        raise RequestError(
+            f"--workload {name} looks like random tokens written out as text ({broken} characters "
+            "are broken): acceptance on it would be meaningless, so use real prompts."
+        )
     if pairs >= LEAST_PAIRS and found < LEAST_COINCIDENCE:
         raise RequestError(
             f"--workload {name} looks like random tokens (two tokens of a prompt are equal "
