@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast, Qwen3_5TextConfig
 
-from recipes.demo import model, tokens
+from recipes.demo import generate, model, tokens
 
 CARDS = Path(__file__).with_name("cards")
 
@@ -28,7 +28,7 @@ def _half(state: dict[str, torch.Tensor], prefix: str, renamed: str) -> dict[str
 
 def target_tensors(work: Path) -> dict[str, torch.Tensor]:
     """The trunk, and the MTP layer where it has been trained."""
-    tensors = _half(torch.load(work / "target" / "model.pt"), "model.", "model.")
+    tensors = _half(torch.load(generate.trunk(work)), "model.", "model.")
     if (work / "mtp" / "model.pt").exists():
         tensors |= _half(torch.load(work / "mtp" / "model.pt"), "mtp.", "mtp.")
     return tensors

@@ -37,10 +37,16 @@ PLANS = {
 }
 
 
+def trunk(work: Path) -> Path:
+    """The newest weights of the target: the finishing phase's, else the main phase's."""
+    finished = work / "finish" / "model.pt"
+    return finished if finished.exists() else work / "target" / "model.pt"
+
+
 def load_target(work: Path) -> Qwen3_5ForCausalLM:
     """The trained target with its weights rounded to bf16, as they are stored, in fp32."""
     net = model.build(model.target_config())
-    net.load_state_dict(torch.load(work / "target" / "model.pt"))
+    net.load_state_dict(torch.load(trunk(work)))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(parameter.bfloat16())

@@ -39,6 +39,13 @@ def target(args: argparse.Namespace) -> None:
     train.run(args.work, args.minutes or 70)
 
 
+def finish(args: argparse.Namespace) -> None:
+    """Unlearn loops, and go on learning, at a low rate."""
+    from recipes.demo import train
+
+    train.run(args.work, args.minutes or 8, train.FINISH)
+
+
 def text(args: argparse.Namespace) -> None:
     """Let the target write the text that drafters are distilled on."""
     from recipes.demo import generate
@@ -103,6 +110,7 @@ ORDER = (
     tokenizer,
     prompts,
     target,
+    finish,
     text,
     mtp_before,
     mtp,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,33 @@ from torch import nn
 
 from recipes.demo import corpus, fast_kernels, mix, model, parallel, tokens, unloop
 
-TOKENS_PER_RANK = 2048
 SAVE_SECONDS = 240
-UNLOOP_FROM = 0.54
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A training run: where it saves, its rates, how it treats its own loops."""
+
+    folder: str
+    rates: parallel.Rates
+    tokens_per_rank: int
+    unloop_from: float
+    loops: unloop.Plan
+
+    def stage(self, share: float) -> mix.Stage:
+        """The curriculum is the main phase's; later ones stay at its end."""
+        return mix.stage_at(share if self.folder == "target" else 1.0)
+
+
+MAIN = Phase("target", parallel.Rates(), 2048, 0.54, unloop.Plan(48, 100, 3, 40, 0.3))
+# Short, at a low rate, mostly about loops: long greedy outputs were still four fifths repeats.
+FINISH = Phase(
+    "finish",
+    parallel.Rates(matrices=6e-4, others=6e-4, warmup=0.03),
+    1024,
+    0.0,
+    unloop.Plan(24, 300, 2, 15, 1.0),
+)
 
 
 def log(work: Path, line: str) -> None:
@@ -70,7 +95,9 @@ class PartMeans:
         return text
 
 
-def worker(rank: int, net: nn.Module, shared: parallel.Shared, work: Path, minutes: float) -> None:
+def worker(
+    rank: int, net: nn.Module, shared: parallel.Shared, work: Path, minutes: float, phase: Phase
+) -> None:
     """One of the two training processes."""
     torch.set_num_threads(1)
     fast_kernels.install()
@@ -78,23 +105,25 @@ def worker(rank: int, net: nn.Module, shared: parallel.Shared, work: Path, minut
     sources = corpus.load()
     rows = mix.Mix(tokenizer, sources, held_out=False)
     held_out = validation(tokenizer, sources) if rank == 0 else {}
-    optimizer = parallel.ShardedOptimizer(net, shared, rank, parallel.Rates())
-    state = parallel.resume(work / "target", net, optimizer)
+    optimizer = parallel.ShardedOptimizer(net, shared, rank, phase.rates)
+    state = parallel.resume(work / phase.folder, net, optimizer)
     step, seen = state.get("step", 0), state.get("tokens", 0)
     progress = parallel.Progress(minutes, state.get("seconds", 0.0))
-    loops, loops_at, repeats = unloop.OwnLoops(rows, rank), None, 0.0
+    loops, loops_at, repeats = unloop.OwnLoops(rows, phase.loops, rank), None, 0.0
     means, saved, share = PartMeans(), progress.spent, progress.tick()
     while share < 1.0:
-        stage = mix.stage_at(share)
-        ids, weights, parts = rows.batch(f"{rank}-{step}", stage, TOKENS_PER_RANK // stage.length)
+        stage = phase.stage(share)
+        ids, weights, parts = rows.batch(
+            f"{rank}-{step}", stage, phase.tokens_per_rank // stage.length
+        )
         losses = token_losses(net, ids)
         (losses * weights[:, 1:]).mean().backward()
-        if share >= UNLOOP_FROM:
-            if loops_at is None or step - loops_at >= unloop.REFRESH_STEPS:
+        if share >= phase.unloop_from:
+            if loops_at is None or step - loops_at >= phase.loops.refresh_steps:
                 loops_at, repeats = step, loops.refresh(net)
             loops.loss(net).backward()
         norm = optimizer.step(share)
-        step, seen = step + 1, seen + TOKENS_PER_RANK * shared.ranks
+        step, seen = step + 1, seen + phase.tokens_per_rank * shared.ranks
         means.add(losses.detach(), parts)
         share = parallel.common_clock(shared, rank, progress)
         if rank == 0 and step % 25 == 0:
@@ -103,13 +132,16 @@ def worker(rank: int, net: nn.Module, shared: parallel.Shared, work: Path, minut
         if progress.spent - saved > SAVE_SECONDS or share >= 1.0:
             saved = progress.spent
             state = {"step": step, "tokens": seen, "seconds": progress.spent}
-            parallel.save(work / "target", net, optimizer, state)
+            parallel.save(work / phase.folder, net, optimizer, state)
             if rank == 0:
                 log(work, f"held-out after {seen} tokens: {validate(net, held_out)}")
 
 
-def run(work: Path, minutes: float) -> None:
+def run(work: Path, minutes: float, phase: Phase = MAIN) -> None:
     """Train, or go on training, for `minutes` in all."""
     net = model.build(model.target_config())
+    if phase is not MAIN:
+        net.load_state_dict(torch.load(work / MAIN.folder / "model.pt"))
     shared = parallel.share(net)
-    torch.multiprocessing.spawn(worker, (net, shared, work, minutes), nprocs=shared.ranks)
+    arguments = (net, shared, work, minutes, phase)
+    torch.multiprocessing.spawn(worker, arguments, nprocs=shared.ranks)

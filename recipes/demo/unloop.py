@@ -10,6 +10,7 @@ training". Edits and structured text, where repeating is right, are not touched.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +19,18 @@ from torch import nn
 from recipes.demo import generate, mix
 
 GRAM = 6
-ROWS, PROMPT, NEW = 48, (24, 100), 100
-ROWS_A_STEP = 3
-REFRESH_STEPS = 40
-WEIGHT = 0.3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many rows are written at a time and how they are used."""
+
+    rows: int
+    new: int
+    rows_a_step: int
+    refresh_steps: int
+    weight: float
+    prompt: tuple[int, int] = (24, 110)
 
 
 def repeated(row: list[int], start: int, size: int = GRAM) -> list[bool]:
@@ -39,16 +48,18 @@ def repeated(row: list[int], start: int, size: int = GRAM) -> list[bool]:
 class OwnLoops:
     """Greedy continuations of code prompts and which of their tokens repeat."""
 
-    def __init__(self, rows: mix.Mix, rank: int) -> None:
-        self.rows, self.rng = rows, random.Random(f"loops-{rank}")
+    def __init__(self, rows: mix.Mix, plan: Plan, rank: int) -> None:
+        self.rows, self.plan, self.rng = rows, plan, random.Random(f"loops-{rank}")
         self.ids = torch.empty(0)
         self.flags = torch.empty(0)
 
     def refresh(self, net: nn.Module) -> float:
         """Write new continuations; returns the share of their tokens that repeat."""
-        length = self.rng.randint(*PROMPT)
-        prompts = [self.rows.code(self.rng, length) for _ in range(ROWS)]
-        self.ids = generate.continue_rows(net, torch.tensor(prompts), NEW, torch.zeros(ROWS))
+        plan = self.plan
+        length = self.rng.randint(*plan.prompt)
+        prompts = [self.rows.code(self.rng, length) for _ in range(plan.rows)]
+        greedy = torch.zeros(plan.rows)
+        self.ids = generate.continue_rows(net, torch.tensor(prompts), plan.new, greedy)
         flags = [repeated(row, length) for row in self.ids.tolist()]
         none = [False] * (length - 1)
         self.flags = torch.tensor([none + row for row in flags])
@@ -56,10 +67,10 @@ class OwnLoops:
 
     def loss(self, net: nn.Module) -> torch.Tensor:
         """Unlikelihood of a few rows' repeats, per token."""
-        pick = self.rng.sample(range(ROWS), ROWS_A_STEP)
+        pick = self.rng.sample(range(self.plan.rows), self.plan.rows_a_step)
         ids, flags = self.ids[pick], self.flags[pick]
         with torch.autocast("cpu", torch.bfloat16):
             logits = net(input_ids=ids[:, :-1], use_cache=False).logits
         log_p = F.log_softmax(logits[flags].float(), -1)
         p = log_p.gather(-1, ids[:, 1:][flags][:, None]).exp().clamp(max=0.9999)
-        return -torch.log1p(-p).sum() * (WEIGHT / flags.numel())
+        return -torch.log1p(-p).sum() * (self.plan.weight / flags.numel())
