@@ -134,10 +134,22 @@ class Controlled:
     def choose(self):
         return self.tokens
 
+    def limit(self, source, budget):
+        return budget
+
+    def keep(self, draft):
+        return draft
+
     def learn(self, source, verified, accepted):
         pass
 
     def timed(self, rows, verify_ms, drafted, draft_ms):
+        pass
+
+    def explain(self):
+        return ()
+
+    def close(self):
         pass
 
 

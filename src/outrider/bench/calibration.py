@@ -1,9 +1,9 @@
 """What passes cost at a context: V(n), a plain step and a rollback, measured in turn.
 
 Windows are given to the stage directly. Of two sessions at the same context one steps along as
-plain decoding does; the other runs n rows from the context, keeps some of them for the next window
-and goes back, over and over. So every pass meets the same number of keys, and the machine's moods
-meet every kind of pass alike.
+plain decoding does; the other runs n rows from there, goes back to some of them for another window
+and then back to the first. So every kind of pass meets the same numbers of keys, the same places on
+the grid that recurrent states are kept on, and the same moods of the machine.
 """
 
 import random
@@ -23,7 +23,7 @@ STEPPING, VERIFYING = -11, -12
 """Sessions of the calibration; an engine's own are counted from 0."""
 PREFILL_ROWS = 256
 MOST_STEPS = 32
-"""Plain steps before the stepping session returns to the context."""
+"""Steps before both sessions return to where they began."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def calibrate(
     for passage in passages:
         with_output = [*passage.prompt, *passage.output]
         context = len(passage.prompt) + len(passage.output) // 2
-        place = _Place(stage, with_output, context)
+        place = _Place(stage, with_output, min(context, stage.max_length - max(rows) - MOST_STEPS))
         try:
             for _ in range(repeats):
                 for n in rng.sample(list(rows), len(rows)):
@@ -66,42 +66,38 @@ def calibrate(
 
 
 class _Place:
-    """Two sessions of one stage at one context."""
+    """Two sessions of one stage at one context, which moves on by a token with each measurement."""
 
-    def __init__(self, stage: Stage, tokens: Sequence[int], context: int) -> None:
+    def __init__(self, stage: Stage, tokens: Sequence[int], origin: int) -> None:
         self._stage = stage
         self._tokens = tokens
-        self._context = context
-        self._stepped = context
+        self._origin = self._context = max(origin, 1)
         self._ids: Iterator[int] = count()
-        for session in (STEPPING, VERIFYING):
-            self._open(session)
+        self._open()
 
-    def _open(self, session: int) -> None:
-        self._stage.open(session, GREEDY, self._context)
-        for start in range(0, self._context, PREFILL_ROWS):
-            end = min(start + PREFILL_ROWS, self._context)
-            self._run(session, start, self._slice(start, end - start), floor=end, wanted=0)
+    def _open(self) -> None:
+        """Begin both sessions at the origin."""
+        self._context = self._origin
+        for session in (STEPPING, VERIFYING):
+            self._stage.open(session, GREEDY, self._context)
+            for start in range(0, self._context, PREFILL_ROWS):
+                end = min(start + PREFILL_ROWS, self._context)
+                self._run(session, start, self._slice(start, end - start), floor=end, wanted=0)
 
     def measure(self, rows: int, kept: int, into: Readings) -> None:
         """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
-        into.step.append(self._step())
+        if self._context - self._origin >= MOST_STEPS:
+            self.close()
+            self._open()
         start = self._context
+        step = self._run(STEPPING, start, self._slice(start, 1), floor=start + 1)
+        into.step.append(step.verify_ms)
         wide = self._run(VERIFYING, start, self._slice(start, rows), floor=start)
         into.verify.setdefault(rows, []).append(wide.verify_ms)
         if kept < rows:
             after = self._run(VERIFYING, start + kept, self._slice(start + kept, 1), floor=start)
             into.rollback.setdefault(kept, []).append(after.rollback_ms)
-
-    def _step(self) -> float:
-        """One plain step; too far from the context it goes back to it."""
-        if self._stepped - self._context >= MOST_STEPS:
-            self._stage.close(STEPPING)
-            self._open(STEPPING)
-            self._stepped = self._context
-        start = self._stepped
-        self._stepped += 1
-        return self._run(STEPPING, start, self._slice(start, 1), floor=start + 1).verify_ms
+        self._context += 1
 
     def _slice(self, start: int, rows: int) -> tuple[int, ...]:
         """Tokens of the text, gone through again where it ends."""

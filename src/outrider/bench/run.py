@@ -193,7 +193,7 @@ def _time(engine: Subject, run: Measured, tools: Tools, peers: Sequence[Peer]) -
     run.refused = run_brackets(
         engine, run.cases, peers, tools, repeats=settings.repeats, pause=settings.pause
     )
-    fixed = isinstance(engine.speculation.budget(), FixedBudget)
+    fixed = _has_fixed_budget(engine.speculation)
     run.counters = merge(_counted(run.cases, first_only=fixed))
     run.samples = [case.timed for case in run.cases]
     run.gates = [
@@ -206,6 +206,13 @@ def _time(engine: Subject, run: Measured, tools: Tools, peers: Sequence[Peer]) -
     run.speedup = estimate(run.samples, speedup, settings.seed)
     if engine.speculation.windows.depth == 1 and engine.speculation.windows.runahead is None:
         run.calibrated = _calibrate(engine, run, tools)
+
+
+def _has_fixed_budget(speculation: Speculation) -> bool:
+    """Whether the same number of drafts is asked for in every round."""
+    budget = speculation.budget()
+    budget.close()
+    return isinstance(budget, FixedBudget)
 
 
 def _counted(cases: Sequence[Case], *, first_only: bool) -> list[Counters]:
