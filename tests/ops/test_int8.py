@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.ops.int8 import Int8Fallback, Int8Product, can_multiply, quantise
+from outrider.ops.int8 import Int8Fallback, Int8Logits, Int8Product, can_multiply, quantise
 from outrider.ops.linear import LinearPlan, candidates
 from outrider.ops.selftest import Kernels
 
@@ -72,3 +72,21 @@ def test_half_precision_rows_stay_half() -> None:
     weight, rows, bias = pair(64, 64)
     for make in (Int8Product, Int8Fallback):
         assert make(weight.bfloat16(), bias.bfloat16())(rows.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_the_largest_logits_are_summed_in_fp32(with_bias: bool) -> None:
+    weight, rows, bias = pair(500, 100)
+    given = bias if with_bias else None
+    expected = reference(weight, rows, bias if with_bias else torch.zeros(500))
+    ours = Int8Logits(weight, given)(rows)
+    best = expected.topk(8).indices
+    torch.testing.assert_close(
+        ours.gather(1, best).double(), expected.gather(1, best), atol=1e-4, rtol=1e-5
+    )
+    assert torch.equal(ours.topk(8).indices, best)
+    alone = torch.cat([Int8Logits(weight, given)(row) for row in rows.split(1)])
+    assert torch.equal(ours, alone)
+    few = Int8Logits(weight[:5], None)(rows)
+    small = reference(weight[:5], rows, torch.zeros(5))
+    torch.testing.assert_close(few.double(), small, atol=1e-4, rtol=1e-5)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.ops.int8 import Int8Fallback, Int8Product, can_multiply
+from outrider.ops.int8 import Int8Fallback, Int8Logits, Int8Product, can_multiply
 from outrider.ops.rows import pad_rows, padded_rows
 
 PACKED_FOR_ROWS = 8
@@ -54,10 +54,13 @@ class Linear:
         return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
 
 
-def candidates(weight: Tensor, *, exact: bool, quantize: Quantize = "none") -> list[LinearPlan]:
+def candidates(
+    weight: Tensor, *, exact: bool, quantize: Quantize = "none", head: bool = False
+) -> list[LinearPlan]:
     """Plans worth trying for a weight, fastest first; the last one is invariant by construction."""
     if quantize == "int8":
-        kernel = "int8" if can_multiply(weight) else "int8-widened"
+        kernel = "int8-logits" if head else "int8"
+        kernel = kernel if can_multiply(weight) else "int8-widened"
         return [LinearPlan(kernel, rows) for rows in ((1, 2, 4, 8, 0) if exact else (1,))]
     kernel = "packed" if _can_pack(weight) else "plain"
     if not exact:
@@ -97,5 +100,6 @@ def _kernels() -> dict[str, Callable[[Tensor, Tensor | None], Kernel]]:
         "packed": _packed,
         "plain": _plain,
         "int8": Int8Product,
+        "int8-logits": Int8Logits,
         "int8-widened": Int8Fallback,
     }

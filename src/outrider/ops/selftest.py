@@ -30,12 +30,17 @@ class Kernels:
     attention_tile: dict[tuple[int, int, int], int] = field(default_factory=dict)
     delta_tile: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
 
-    def make_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A linear layer under the plan for its shape, which is found at the first use."""
+    def make_linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, head: bool = False
+    ) -> Linear:
+        """A linear layer under the plan for its shape, which is found at the first use.
+
+        `head`: the results are logits, of which the largest count.
+        """
         key = (*weight.shape, bias is not None, weight.dtype)
         if key in self.linear:
             return Linear(weight, bias, self.linear[key])
-        for plan in candidates(weight, exact=self.exact, quantize=self.quantize):
+        for plan in candidates(weight, exact=self.exact, quantize=self.quantize, head=head):
             layer = Linear(weight, bias, plan)
             if not self.exact or plan.rows == 0 or _linear_is_invariant(layer, weight):
                 break
