@@ -10,13 +10,16 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider import demo
-from recipes.demo import tokens, unloop
+from outrider.models.load import LoadOptions, load_decoder
+from outrider.models.pass_plan import Span
+from outrider.ops.selftest import Kernels
+from recipes.demo import tokens
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 NAMES = ("demo", "demo-draft")
-# Measured 0.9 over all 32 prompts.
-COPIED_FLOOR = 0.5
+# Share of 8-grams of the first 60 tokens that are the prompt's, four prompts: measured 0.60.
+COPIED_FLOOR = 0.35
 
 
 def load(name):
@@ -90,16 +93,35 @@ def test_notices_are_there(name):
     assert "PSF-2.0" in (ROOT / "NOTICE").read_text()
 
 
-def test_target_copies_its_context():
+def grams(ids, size=8):
+    return [tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)]
+
+
+def test_target_copies_its_prompt():
     """Long copies hold; renames mostly do not yet: `docs/demo.md` gives the share of lines kept."""
     model, tokenizer = load("demo")
     rows = [json.loads(row) for row in demo.workloads()["re-emit"].read_text().splitlines()]
     copied = total = 0
-    for row in rows[:3]:
-        ids = torch.tensor([tokenizer.encode(row["prompt"])])
-        new = len(tokenizer.encode(row["expected"])) // 2
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new)[0]
-        row_ids, start = out.tolist(), ids.shape[1]
-        flags = unloop.repeated(row_ids, start, 8)
-        copied, total = copied + sum(flags), total + len(flags)
-    assert copied > COPIED_FLOOR * total
+    for row in rows[:4]:
+        ids = tokenizer.encode(row["prompt"])
+        prompt = torch.tensor([ids])
+        out = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, min_new_tokens=60
+        )
+        found = grams(out[0, len(ids) :].tolist())
+        known = set(grams(ids))
+        copied, total = copied + sum(gram in known for gram in found), total + len(found)
+    assert copied > COPIED_FLOOR * total, f"{copied} of {total}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_outrider_has_the_logits_of_transformers(name):
+    reference, tokenizer = load(name)
+    row = json.loads(demo.workloads()["code"].read_text().splitlines()[0])
+    ids = torch.tensor(tokenizer.encode(row["prompt"]))
+    decoder = load_decoder(demo.path(name), Kernels(exact=True), LoadOptions())
+    state = decoder.new_state("log", 8)
+    hidden, _ = decoder.run(decoder.embed(ids), [Span(state, len(ids), revocable=False)])
+    expected = reference(ids[None]).logits[0]
+    torch.testing.assert_close(decoder.logits(hidden), expected, atol=1e-4, rtol=0)
