@@ -38,7 +38,7 @@ def main() -> None:
     for workload in options.workloads.split(","):
         for length in options.lengths.split(","):
             found = bench(options, workload, length, others)
-            rows.append({"workload": workload, "length": int(length), **found})
+            rows.append({**found, "workload": workload, "length": int(length)})
             print(line(rows[-1]), flush=True)
     print(json.dumps(rows))
 
