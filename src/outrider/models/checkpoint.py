@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outrider.errors import CheckpointError
-from outrider.models.hf_config import read_json
+from outrider.models.files import read_json
+from outrider.models.weights import refuse_unexplained
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -92,12 +93,8 @@ class Checkpoint:
 
     def finish(self) -> None:
         """Raise if a tensor was neither taken nor left on purpose."""
-        rest = sorted(self.names - self._taken)
-        if rest:
-            shown = ", ".join(rest[:4]) + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
-            raise CheckpointError(
-                f"{self.folder} holds tensors that its config.json does not explain: {shown}."
-            )
+        unexplained = self.names - self._taken
+        refuse_unexplained(unexplained, origin=self.folder, explains="config.json")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -11,6 +11,10 @@ def read_text(path: Path) -> str:
     """Contents of a UTF-8 file; raises CheckpointError where it is unreadable or not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.name} is missing from {path.parent}: fetch it again."
+        ) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise CheckpointError(f"{path} cannot be read ({reason}): fetch it again.") from None

@@ -17,6 +17,7 @@ from outrider.errors import CheckpointError
 from outrider.models.config import AttentionConfig, DeltaConfig, ModelConfig
 from outrider.models.gguf_config import ROPE_DIVISORS
 from outrider.models.gguf_file import GgufFile
+from outrider.models.weights import refuse_unexplained
 
 Restore = Callable[[Tensor], Tensor]
 
@@ -111,12 +112,8 @@ class GgufTensors:
 
     def finish(self) -> None:
         """Raise if a tensor was neither taken nor left on purpose."""
-        rest = sorted(self.names - self._taken)
-        if rest:
-            shown = ", ".join(rest[:4]) + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
-            raise CheckpointError(
-                f"{self.folder} holds tensors that its metadata does not explain: {shown}."
-            )
+        unexplained = self.names - self._taken
+        refuse_unexplained(unexplained, origin=self.folder, explains="metadata")
 
 
 def _check_shape(file: GgufFile, name: str, wanted: tuple[int, ...]) -> None:

@@ -1,6 +1,5 @@
 """The only reader of a Hugging Face config.json: their words into ours, refusals included."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,12 @@ from outrider.models.config import (
     ModelConfig,
     RopeConfig,
 )
+from outrider.models.files import read_json
 
 Json = Mapping[str, Any]
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 QUANTISED = "quantization_config"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON object from a file, or say what is wrong with the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.name} is missing from {path.parent}.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error}).") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}.")
-    return value
 
 
 def read_config(folder: Path) -> ModelConfig:

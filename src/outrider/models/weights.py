@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.errors import CheckpointError
+
 
 class TensorSource(Protocol):
     """An open model file: tensors under their Hugging Face names, every one accounted for."""
@@ -21,6 +23,16 @@ class TensorSource(Protocol):
     def leave(self, names: Iterable[str]) -> None: ...
 
     def finish(self) -> None: ...
+
+
+def refuse_unexplained(names: Iterable[str], *, origin: object, explains: str) -> None:
+    """Raise where tensors of `origin` were neither taken nor left on purpose."""
+    rest = sorted(names)
+    if rest:
+        shown = ", ".join(rest[:4]) + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
+        raise CheckpointError(
+            f"{origin} holds tensors that its {explains} does not explain: {shown}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
