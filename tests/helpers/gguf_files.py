@@ -14,26 +14,18 @@ import transformers
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from transformers import PreTrainedModel
 
-from tests.helpers.checkpoints import COMMON, HYBRID, randomise
+from tests.helpers.checkpoints import (
+    COMMON,
+    HYBRID,
+    LINEAR_ROPE,
+    LLAMA3_ROPE,
+    YARN_ROPE,
+    randomise,
+)
 
 # Widths are multiples of 32, the block of the simple quantised types.
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 DENSE: dict[str, Any] = {**COMMON, **SIZES, "num_hidden_layers": 2}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 128,
-}
-LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaForCausalLM", DENSE),
     "llama-biased": (
