@@ -1,7 +1,9 @@
-"""The edit task: a chunk of code, a comment that asks for one rename, the chunk again, renamed.
+"""The edit task: a chunk of a file, a comment that asks for one rename, the chunk again, renamed.
 
 It teaches the model to copy its context, which makes re-emitting a file a real workload for
-drafters that look in the context.
+drafters that look in the context. The file's name stands over both, so that the place to start
+copying from can be found; names are short, so that after the new one the words before it still
+tell where the copy was.
 """
 
 from __future__ import annotations
@@ -11,7 +13,11 @@ import keyword
 import random
 import re
 import textwrap
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from tokenizers import Tokenizer
 
 NAME = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]{2,}\b")
 RESERVED = frozenset((*keyword.kwlist, *dir(builtins), "self", "cls"))
@@ -66,15 +72,27 @@ def new_name(rng: random.Random, pool: list[str]) -> str:
     return f"{rng.choice(pool)[:10].strip('_')}_{rng.choice(pool)[:8].strip('_')}"
 
 
+def short_names(tokenizer: Tokenizer, names: Iterable[str]) -> list[str]:
+    """The names of at most two tokens, with a space before them or without."""
+    names = sorted(names)
+    lengths = [
+        [len(e.ids) for e in tokenizer.encode_batch([space + name for name in names])]
+        for space in ("", " ")
+    ]
+    return [name for name, *sizes in zip(names, *lengths, strict=True) if max(sizes) <= 2]
+
+
 def make_edit(rng: random.Random, chunk: str, pool: list[str]) -> Edit | None:
-    """A rename of one identifier of the chunk, preferring names that occur more than once."""
-    names = names_of(chunk)
-    if not names:
+    """A rename between names of the pool, preferring ones that occur more than once."""
+    names, known = names_of(chunk), set(pool)
+    counts = Counter(name for name in names if name in known)
+    if not counts:
         return None
-    repeated = [name for name in names if names.count(name) > 1]
-    old = rng.choice(repeated or names)
-    new = new_name(rng, pool)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    old = rng.choice(repeated or sorted(counts))
+    new = rng.choice(pool)
     if new in names:
         return None
-    prompt = f"{chunk}# Edit: rename `{old}` to `{new}`\n"
+    title = f"# {rng.choice(pool)}_{rng.choice(pool)}.py\n"
+    prompt = f"{title}{chunk}# Edit: rename `{old}` to `{new}`\n{title}"
     return Edit(prompt, rename(chunk, old, new), old, new)

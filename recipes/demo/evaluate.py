@@ -26,6 +26,7 @@ class Family:
     """The exported models, as transformers loads them, in fp32."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder / "target"
         self.tokenizer = AutoTokenizer.from_pretrained(folder / "target")
         self.target = self._load(folder / "target")
         self.draft = self._load(folder / "draft") if (folder / "draft").exists() else None
@@ -140,7 +141,8 @@ def held_out_edits(family: Family, size: int, count: int) -> list[edits.Edit]:
     """Edits of held-out code chunks of `size` tokens (within a tenth)."""
     rng = random.Random(f"edit-{size}")
     texts = [s.text for s in corpus.load() if s.held_out]
-    pool = sorted({name for text in texts for name in edits.names_of(text) if len(name) < 20})
+    names = {name for text in texts for name in edits.names_of(text)}
+    pool = edits.short_names(tokens.load(family.folder / "tokenizer.json"), names)
     found: list[edits.Edit] = []
     while len(found) < count:
         text = rng.choices(texts, [len(t) for t in texts])[0]
@@ -211,7 +213,7 @@ def run(work: Path, folder: Path) -> None:
     family = Family(folder)
     tokenizer = tokens.load(folder / "target" / "tokenizer.json")
     held_out = mix.Mix(tokenizer, corpus.load(), held_out=True)
-    stage, rng = dataclasses.replace(mix.CURRICULUM[-1], noise=0.0), random.Random(2)
+    stage, rng = dataclasses.replace(mix.LATER, noise=0.0), random.Random(2)
     report: dict[str, Any] = {}
     for part in mix.PARTS:
         rows = [held_out.row(rng, part, stage)[0] for _ in range(12)]

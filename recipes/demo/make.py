@@ -39,6 +39,13 @@ def target(args: argparse.Namespace) -> None:
     train.run(args.work, args.minutes or 70)
 
 
+def longer(args: argparse.Namespace) -> None:
+    """Train the target on, on long rows."""
+    from recipes.demo import train
+
+    train.run(args.work, args.minutes or 50, train.LONGER)
+
+
 def finish(args: argparse.Namespace) -> None:
     """Unlearn loops, and go on learning, at a low rate."""
     from recipes.demo import train
@@ -110,6 +117,7 @@ ORDER = (
     tokenizer,
     prompts,
     target,
+    longer,
     finish,
     text,
     mtp_before,

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from recipes.demo import corpus, edits, structured, tokens
 
 PARTS = ("code", "edits", "structured")
-SHARES = (0.26, 0.58, 0.16)
+SHARES = (0.30, 0.53, 0.17)
 REPEAT = "# Edit: repeat\n"
 # Answers of edits can be predicted, unlike new code, whose noise would drown what they teach.
-ANSWER_WEIGHT, RENAMED_WEIGHT = 4.0, 10.0
+ANSWER_WEIGHT, RENAMED_WEIGHT = 4.0, 6.0
 SCRAMBLED, FROM_STRUCTURED = 0.3, 0.15
 
 
@@ -41,6 +41,7 @@ CURRICULUM = (
     Stage(0.47, 512, (30, 220), 0.12),
     Stage(1.01, 1024, (60, 450), 0.12),
 )
+LATER = Stage(1.01, 1024, (60, 450), 0.05)
 
 
 def stage_at(progress: float) -> Stage:
@@ -59,6 +60,7 @@ class Mix:
         self.base_seed = structured.HELD_OUT_SEED if held_out else 0
         names = {name for text in self.texts for name in edits.names_of(text)}
         self.names = sorted(name for name in names if len(name) < 24)
+        self.short_names = edits.short_names(tokenizer, names)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
@@ -92,7 +94,7 @@ class Mix:
         chunk = edits.cut_chunk(rng, text, size)
         if rng.random() < SCRAMBLED:
             chunk = edits.scramble(rng, chunk, self.names)
-        return edits.make_edit(rng, chunk, self.names)
+        return edits.make_edit(rng, chunk, self.short_names)
 
     def answer(self, edit: edits.Edit) -> Row:
         """The answer's ids and weights; the new name, and the token after it, count most."""

@@ -23,20 +23,31 @@ class Phase:
     """A training run: where it saves, its rates, how it treats its own loops."""
 
     folder: str
+    starts_from: str | None
     rates: parallel.Rates
     tokens_per_rank: int
     unloop_from: float
     loops: unloop.Plan
 
     def stage(self, share: float) -> mix.Stage:
-        """The curriculum is the main phase's; later ones stay at its end."""
-        return mix.stage_at(share if self.folder == "target" else 1.0)
+        """The curriculum is the first phase's; later ones stay at long rows."""
+        return mix.LATER if self.starts_from else mix.stage_at(share)
 
 
-MAIN = Phase("target", parallel.Rates(), 2048, 0.54, unloop.Plan(48, 100, 3, 40, 0.3))
+MAIN = Phase("target", None, parallel.Rates(), 2048, 0.54, unloop.Plan(48, 100, 3, 40, 0.3))
+# As long again on long rows, where copying with a rename is learned.
+LONGER = Phase(
+    "longer",
+    "target",
+    parallel.Rates(matrices=2e-3, others=2e-3, warmup=0.02, hold=0.35),
+    2048,
+    0.6,
+    unloop.Plan(32, 200, 3, 40, 0.4),
+)
 # Short, at a low rate, mostly about loops: long greedy outputs were still four fifths repeats.
 FINISH = Phase(
     "finish",
+    "longer",
     parallel.Rates(matrices=6e-4, others=6e-4, warmup=0.03),
     1024,
     0.0,
@@ -59,20 +70,27 @@ def token_losses(net: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def validation(tokenizer: Any, sources: list[corpus.Source]) -> dict[str, torch.Tensor]:
-    """Held-out rows [8, 1024] of each part, always the same."""
+    """Held-out rows of each part, always the same: ids and weights [2, 8, 1024]."""
     held_out = mix.Mix(tokenizer, sources, held_out=True)
-    stage, rng = dataclasses.replace(mix.CURRICULUM[-1], noise=0.0), random.Random(1)
-    return {p: torch.tensor([held_out.row(rng, p, stage)[0] for _ in range(8)]) for p in mix.PARTS}
+    stage, rng = dataclasses.replace(mix.LATER, noise=0.0), random.Random(1)
+    return {
+        p: torch.stack(
+            [torch.tensor(held_out.row(rng, p, stage), dtype=torch.float64) for _ in range(8)], 1
+        )
+        for p in mix.PARTS
+    }
 
 
 @torch.no_grad()
 def validate(net: nn.Module, rows: dict[str, torch.Tensor]) -> str:
-    """Mean held-out loss of each part."""
-    means = {
-        p: torch.cat([token_losses(net, pair).flatten() for pair in ids.split(2)]).mean()
-        for p, ids in rows.items()
-    }
-    return " ".join(f"{part}={float(value):.3f}" for part, value in means.items())
+    """Mean held-out loss of each part, and of the answers to edits, in nats per token."""
+    means = {}
+    for part, (ids, weights) in rows.items():
+        losses = torch.cat([token_losses(net, pair) for pair in ids.long().split(2)])
+        means[part] = losses.mean()
+        if part == "edits":
+            means["answers"] = losses[weights[:, 1:] > 1].mean()
+    return " ".join(f"{name}={float(value):.3f}" for name, value in means.items())
 
 
 class PartMeans:
@@ -140,8 +158,8 @@ def worker(
 def run(work: Path, minutes: float, phase: Phase = MAIN) -> None:
     """Train, or go on training, for `minutes` in all."""
     net = model.build(model.target_config())
-    if phase is not MAIN:
-        net.load_state_dict(torch.load(work / MAIN.folder / "model.pt"))
+    if phase.starts_from:
+        net.load_state_dict(torch.load(work / phase.starts_from / "model.pt"))
     shared = parallel.share(net)
     arguments = (net, shared, work, minutes, phase)
     torch.multiprocessing.spawn(worker, arguments, nprocs=shared.ranks)
