@@ -24,6 +24,13 @@ class LentController(Controller):
         self._pool.append(self)
 
 
+def controls(speculative: SpeculativeConfig, windows: WindowLimits) -> bool:
+    """Whether a controller chooses the number of drafts: no number was asked for, and windows
+    run one at a time."""
+    serial = windows.depth == 1 and windows.runahead is None
+    return speculative.max_draft_tokens == "auto" and serial and speculative.method != "off"
+
+
 def budget_factory(
     speculative: SpeculativeConfig,
     target: LoadedTarget,
@@ -36,9 +43,8 @@ def budget_factory(
     and no number asked for, a controller chooses. Sessions that follow each other share one, those
     that run side by side have their own.
     """
-    wanted = speculative.max_draft_tokens
-    serial = windows.depth == 1 and windows.runahead is None
-    if wanted != "auto" or not serial or speculative.method == "off":
+    if not controls(speculative, windows):
+        wanted = speculative.max_draft_tokens
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")

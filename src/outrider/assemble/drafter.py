@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outrider.assemble.budget import controls
 from outrider.assemble.target import LoadedTarget, sha256
 from outrider.config.run import RunConfig, SpeculativeConfig
 from outrider.draft.base import Drafter
@@ -26,7 +27,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key
 
 CHAINED_MIN_MATCH = 3
-"""A short match ahead of a draft model would keep the better drafter from being asked."""
+"""A short match ahead of a draft model would keep the better drafter from being asked. Where a
+controller weighs each draft against what the model behind it promises, any match may be offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,10 @@ def drafter_factory(
     method = config.speculative.method
     if method == "off":
         return None
+    weighed = draft is None or controls(config.speculative, windows)
     makers = [_LOOKUPS[name] for name in method.split("+") if name in _LOOKUPS]
     if draft is None:
-        return lambda sampling, budget: _chain(budget, makers[0](False))
+        return lambda sampling, budget: _chain(budget, makers[0](weighed))
 
     capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
     settings = DraftStateSettings(policy=config.state.rollback, capacity=capacity)
@@ -55,7 +58,7 @@ def drafter_factory(
     def make(sampling: SamplingParams, budget: Budget) -> Drafter:
         chooser = _chooser(config.speculative, sampling, draft.shared, rows)
         model = DraftModelDrafter(draft.decoder, chooser, settings)
-        return _chain(budget, *[lookup(True) for lookup in makers], model)
+        return _chain(budget, *[lookup(weighed) for lookup in makers], model)
 
     return make
 
@@ -64,17 +67,17 @@ def _chain(budget: Budget, *drafters: Drafter) -> Drafter:
     return ChainDrafter(*drafters, limit=budget.limit, keep=budget.keep)
 
 
-def _suffix(chained: bool) -> Drafter:
-    return SuffixDrafter(SuffixSettings(min_match=CHAINED_MIN_MATCH) if chained else None)
+def _suffix(weighed: bool) -> Drafter:
+    return SuffixDrafter(None if weighed else SuffixSettings(min_match=CHAINED_MIN_MATCH))
 
 
-def _ngram_cache(chained: bool) -> Drafter:
-    del chained  # it asks for enough evidence of itself
+def _ngram_cache(weighed: bool) -> Drafter:
+    del weighed  # it asks for enough evidence of itself
     return NgramCacheDrafter(NgramSettings())
 
 
 _LOOKUPS: dict[str, Callable[[bool], Drafter]] = {"suffix": _suffix, "ngram-cache": _ngram_cache}
-"""N-gram drafters by name; told whether a draft model stands behind them."""
+"""N-gram drafters by name; told whether what they offer is weighed against other choices."""
 
 
 def load_draft(name: str, target: LoadedTarget) -> DraftModel:
