@@ -13,7 +13,6 @@ import keyword
 import random
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -83,14 +82,12 @@ def short_names(tokenizer: Tokenizer, names: Iterable[str]) -> list[str]:
 
 
 def make_edit(rng: random.Random, chunk: str, pool: list[str]) -> Edit | None:
-    """A rename between names of the pool, preferring ones that occur more than once."""
+    """A rename between names of the pool, of one that occurs often rather than seldom."""
     names, known = names_of(chunk), set(pool)
-    counts = Counter(name for name in names if name in known)
-    if not counts:
+    candidates = [name for name in names if name in known]
+    if not candidates:
         return None
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    old = rng.choice(repeated or sorted(counts))
-    new = rng.choice(pool)
+    old, new = rng.choice(candidates), rng.choice(pool)
     if new in names:
         return None
     title = f"# {rng.choice(pool)}_{rng.choice(pool)}.py\n"

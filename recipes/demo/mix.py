@@ -15,7 +15,7 @@ PARTS = ("code", "edits", "structured")
 SHARES = (0.30, 0.53, 0.17)
 REPEAT = "# Edit: repeat\n"
 # Answers of edits can be predicted, unlike new code, whose noise would drown what they teach.
-ANSWER_WEIGHT, RENAMED_WEIGHT = 4.0, 6.0
+ANSWER_WEIGHT, RENAMED_WEIGHT = 4.0, 10.0
 SCRAMBLED, FROM_STRUCTURED = 0.3, 0.15
 
 
@@ -41,7 +41,7 @@ CURRICULUM = (
     Stage(0.47, 512, (30, 220), 0.12),
     Stage(1.01, 1024, (60, 450), 0.12),
 )
-LATER = Stage(1.01, 1024, (60, 450), 0.05)
+LATER = Stage(1.01, 1024, (60, 450), 0.3)
 
 
 def stage_at(progress: float) -> Stage:
@@ -131,19 +131,46 @@ class Mix:
         Only the context predicts them. Without these rows a model of this size had learned no
         copying after 1.9 M tokens, because guessing from habit was good enough. While rows are
         short, chunks are too, and their tokens distinct; later tokens recur within a chunk, so that
-        the place to copy from is told by several tokens, not by one.
+        the place to copy from is told by several tokens, not by one, and half of the requests are
+        renames of a name strewn among them: in code a name to change is too rare to learn from.
         """
-        request = self.encode(REPEAT)
         row, weights = [], []
         while len(row) < length:
             size = 2 + int(rng.expovariate(1 / 8))
             some = rng.sample(range(self.end), size)
             if length > 256:
                 some = rng.choices(some, k=2 * size + rng.randint(0, length // 8))
-            row += [*some, *request, *some, self.end]
-            weights += [0.0] * len(some) + [1.0] * len(request)
-            weights += [ANSWER_WEIGHT] * (len(some) + 1)
+            if length > 256 and rng.random() < 0.5:
+                asked, answer = self._drill(rng, rng.sample(range(self.end), rng.randint(20, 100)))
+            else:
+                asked, answer = self._repeat(some)
+            row += [*asked[0], *answer[0], self.end]
+            weights += [*asked[1], *answer[1], ANSWER_WEIGHT]
         return row[:length], weights[:length]
+
+    def _repeat(self, some: list[int]) -> tuple[Row, Row]:
+        request = self.encode(REPEAT)
+        asked = [*some, *request], [0.0] * len(some) + [1.0] * len(request)
+        return asked, (some, [ANSWER_WEIGHT] * len(some))
+
+    def _drill(self, rng: random.Random, some: list[int]) -> tuple[Row, Row]:
+        """Random tokens with a name among them, and the same with another name."""
+        old, new = rng.sample(self.short_names, 2)
+        title = self.encode(f"# {rng.choice(self.short_names)}.py\n")
+        before, after, weights = [*title], [], []
+        for token in some:
+            if rng.random() < 0.15:
+                space = rng.choice(("", " "))
+                before += self.encode(space + old)
+                renamed = self.encode(space + new)
+                after += renamed
+                weights += [RENAMED_WEIGHT] * len(renamed)
+            before.append(token)
+            after.append(token)
+            weights.append(ANSWER_WEIGHT)
+        request = [*self.encode(f"# Edit: rename `{old}` to `{new}`\n"), *title]
+        asked = [*before, *request], [0.0] * len(before) + [1.0] * len(request)
+        return asked, (after, weights)
 
     def row(self, rng: random.Random, part: str, stage: Stage) -> Row:
         """Token ids and how much each counts in the loss."""

@@ -20,6 +20,7 @@ SEAMS = {
     "torch": ("",),
     "transformers": ("bench/peers.py",),
     "typer": ("cli/",),
+    "xllamacpp": ("bench/llamacpp.py",),
 }
 WRITERS = {"print", "sys.stdout.write", "sys.stderr.write"}
 STANDARD = {*sys.stdlib_module_names, "outrider"}

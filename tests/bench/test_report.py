@@ -192,5 +192,5 @@ def test_provenance_hashes_files_and_names_the_code(tmp_path):
 
 def test_unknown_peers_are_refused(tmp_path):
     target = PeerTarget(target=tmp_path, draft=None, dtype="float32", device="cpu")
-    with pytest.raises(ConfigError, match="'vllm' is not known: use 'transformers' or the URL"):
+    with pytest.raises(ConfigError, match=r"'vllm' is not known: use 'transformers', 'llama.cpp'"):
         make("vllm", target)

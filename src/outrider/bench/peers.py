@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.bench.leg import Clock, Leg, Refusal, since_first
+from outrider.bench.llamacpp import llama_cpp
 from outrider.bench.server import ServerPeer
 from outrider.errors import ConfigError
 
@@ -45,10 +46,21 @@ def make(name: str, target: PeerTarget) -> list[Peer]:
         return _transformers(target)
     if name.startswith(("http://", "https://")):
         return [ServerPeer(name.rstrip("/"))]
+    kind, _, settings = name.partition(":")
+    if kind == "llama.cpp":
+        return _llama_cpp(target, settings)
     raise ConfigError(
-        f"--peer {name!r} is not known: use 'transformers' or the URL of a running "
-        "OpenAI-compatible server, such as llama.cpp's."
+        f"--peer {name!r} is not known: use 'transformers', 'llama.cpp' or the URL of a running "
+        "OpenAI-compatible server."
     )
+
+
+def _llama_cpp(target: PeerTarget, settings: str) -> list[Peer]:
+    """On the CPU, as it comes; it reads no other files than GGUF."""
+    for folder in filter(None, (target.target, target.draft)):
+        if folder.suffix != ".gguf":
+            return [RefusingPeer("llama.cpp", f"it reads GGUF files only, and {folder} is none")]
+    return [*llama_cpp(target.target, target.draft, settings)]
 
 
 def _transformers(target: PeerTarget) -> list[Peer]:

@@ -19,8 +19,8 @@ TIMEOUT = 600.0
 class ServerPeer:
     """`/v1/completions` of a server, streamed, so that the prompt's time is left out."""
 
-    def __init__(self, url: str) -> None:
-        self.name = f"server {url}"
+    def __init__(self, url: str, name: str | None = None) -> None:
+        self.name = name or f"server {url}"
         self._url = url
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:

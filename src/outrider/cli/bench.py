@@ -70,7 +70,7 @@ class BenchFlags:
         Option(
             "--peer",
             metavar="NAME|URL",
-            help="transformers, or an OpenAI-compatible server's URL; repeatable.",
+            help="transformers, llama.cpp[:n_max=4,...] or a server's URL; repeatable.",
         ),
     ] = None
     output: Annotated[
