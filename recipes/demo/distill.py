@@ -1,4 +1,4 @@
-"""Distil drafters on the frozen target: the MTP layer and the draft model.
+"""Distil drafters on the frozen target: the MTP layer, EAGLE-3 and the draft model.
 
 Three quarters of the rows are text that the target wrote itself, the rest come from the training
 mix; the labels are the target's distributions.
@@ -13,7 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from recipes.demo import corpus, fast_kernels, generate, heads, mix, model, parallel, tokens, train
+from recipes.demo import (
+    corpus,
+    eagle3,
+    fast_kernels,
+    generate,
+    heads,
+    mix,
+    model,
+    parallel,
+    tokens,
+    train,
+    unroll,
+)
 
 ROW_TOKENS = 2048
 OWN_TEXT = 0.75
@@ -34,8 +46,10 @@ def agreement(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1) == taught.argmax(-1)
 
 
-class MtpStudent(nn.Module):
-    """The MTP layer in training: one step, and with less weight a second one on its own output."""
+class MtpStudent(unroll.Unrolled):
+    """The MTP layer in training."""
+
+    steps = 3
 
     def __init__(self, target: nn.Module, post_norm: bool) -> None:
         super().__init__()
@@ -43,25 +57,40 @@ class MtpStudent(nn.Module):
         self.mtp = heads.Mtp(target.config)
         self.post_norm = post_norm
 
-    def step(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Hidden [B, T, H] with the tokens that follow it [B, T] -> MTP hidden [B, T, H]."""
-        base = self.taught.target.model
-        places = torch.arange(ids.shape[1])[None].expand(3, len(ids), -1)
-        return self.mtp(hidden, base.embed_tokens(ids), base.rotary_emb(hidden, places))
-
-    def outputs(self, ids: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Logits of both steps and what the target says at the same places."""
+    def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Unrolled`."""
         before, after, logits = self.taught.read(ids)
-        head = self.taught.target.lm_head
-        one = self.step((after if self.post_norm else before)[:, :-1], ids[:, 1:])
-        two = self.step(one[:, :-1], ids[:, 2:])
-        return [head(one), head(two)], [logits[:, 1:], logits[:, 2:]]
+        return after if self.post_norm else before, logits
+
+    def step(
+        self, hidden: torch.Tensor, ids: torch.Tensor, past: unroll.Past
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Unrolled`; the next step reads the normed output."""
+        base, first = self.taught.target.model, past.steps
+        places = torch.arange(first, first + ids.shape[1])[None].expand(3, len(ids), -1)
+        rope = base.rotary_emb(hidden, places)
+        out = self.mtp(hidden, base.embed_tokens(ids), rope, past)
+        return self.taught.target.lm_head(out), out
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss and agreement of the first step, per row [B]."""
-        (one, two), (taught_one, taught_two) = self.outputs(ids)
-        loss = divergence(one, taught_one).mean(1) + 0.3 * divergence(two, taught_two).mean(1)
-        return loss, agreement(one, taught_one).float().mean(1)
+        """Mean loss and accepted drafts, per row [B]."""
+        return self.losses(ids, divergence, agreement)
+
+
+class EagleStudent(eagle3.Student):
+    """The EAGLE-3 drafter in training."""
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean loss and accepted drafts, per row [B]; taught on the draft vocabulary alone."""
+        kept = self.eagle.kept
+
+        def loss_of(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+            return divergence(logits, taught[..., kept])
+
+        def agree_of(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+            return kept[logits.argmax(-1)] == taught.argmax(-1)
+
+        return self.losses(ids, loss_of, agree_of)
 
 
 class DraftStudent(nn.Module):
@@ -80,9 +109,13 @@ class DraftStudent(nn.Module):
 
 
 def student(name: str, work: Path) -> nn.Module:
-    """The student of a run: "draft", "mtp" (after the final norm) or "mtp-before"."""
+    """The student of a run: "draft", "eagle3", "mtp" (after the final norm) or "mtp-before"."""
     target = generate.load_target(work)
-    return DraftStudent(target) if name == "draft" else MtpStudent(target, name == "mtp")
+    if name == "draft":
+        return DraftStudent(target)
+    if name == "eagle3":
+        return EagleStudent(target, eagle3.vocabulary(work))
+    return MtpStudent(target, name == "mtp")
 
 
 class Rows:
@@ -134,7 +167,7 @@ def worker(
             text = " ".join(
                 f"{p}={m[0]:.3f}/{m[1]:.3f}" for p, m in zip(mix.PARTS, means, strict=True)
             )
-            train.log(work, f"{name} step {step} {share:.3f} loss/agreement {text}")
+            train.log(work, f"{name} step {step} {share:.3f} loss/accepted {text}")
             sums.zero_()
         if progress.spent - saved > train.SAVE_SECONDS or share >= 1.0:
             saved = progress.spent

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast, Qwen3_5TextConfig
 
-from recipes.demo import generate, model, tokens
+from recipes.demo import eagle3, generate, model, tokens
 
 CARDS = Path(__file__).with_name("cards")
 
@@ -87,11 +87,14 @@ def sha256(file: Path) -> str:
 
 
 def run(work: Path, destination: Path) -> None:
-    """Write `target/`, and `draft/` where it has been trained, under `destination`."""
+    """Write `target/`, and the drafters that have been trained, under `destination`."""
     mtp = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     target = destination / "target"
     tensors = target_tensors(work)
     write(work, target, model.target_config(), tensors, mtp if "mtp.fc.weight" in tensors else {})
+    digest = sha256(target / "model.safetensors")
     if (work / "draft" / "model.pt").exists():
-        lineage = {"outrider": {"target_sha256": sha256(target / "model.safetensors")}}
+        lineage = {"outrider": {"target_sha256": digest}}
         write(work, destination / "draft", model.draft_config(), draft_tensors(work), lineage)
+    if (work / "eagle3" / "model.pt").exists():
+        eagle3.write(torch.load(work / "eagle3" / "model.pt"), destination / "eagle3", digest)

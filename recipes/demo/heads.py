@@ -9,6 +9,8 @@ from torch import nn
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
+from recipes.demo import unroll
+
 
 class Mtp(nn.Module):
     """Predicts token t + 2 from the hidden state at t and the embedding of token t + 1.
@@ -36,16 +38,31 @@ class Mtp(nn.Module):
         hidden: torch.Tensor,
         embeddings: torch.Tensor,
         positions: tuple[torch.Tensor, torch.Tensor],
+        past: unroll.Past | None = None,
     ) -> torch.Tensor:
         """Hidden states and embeddings [B, T, H], rotary tables for T positions -> [B, T, H].
 
         The result has been through `norm`: the head reads it, and so does the next recursion.
         """
         halves = (self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden))
-        x = self.layers[0](
-            self.fc(torch.cat(halves, -1)), position_embeddings=positions, attention_mask=None
+        x, layer = self.fc(torch.cat(halves, -1)), self.layers[0]
+        x = x + self._attend(layer.input_layernorm(x), positions, past or unroll.Past())
+        return self.norm(x + layer.mlp(layer.post_attention_layernorm(x)))
+
+    def _attend(
+        self, x: torch.Tensor, positions: tuple[torch.Tensor, torch.Tensor], past: unroll.Past
+    ) -> torch.Tensor:
+        """The layer's own attention, over the chain of steps that `past` keeps."""
+        attention, width = self.layers[0].self_attn, self.layers[0].self_attn.head_dim
+        q, gate = attention.q_proj(x).unflatten(-1, (-1, 2 * width)).chunk(2, -1)
+        k, v = (
+            project(x).unflatten(-1, (-1, width))
+            for project in (attention.k_proj, attention.v_proj)
         )
-        return self.norm(x)
+        q, k = attention.q_norm(q).transpose(1, 2), attention.k_norm(k).transpose(1, 2)
+        q, k = qwen.apply_rotary_pos_emb(q, k, *positions)
+        out = past.attend(q, k, v.transpose(1, 2))
+        return attention.o_proj(out * gate.flatten(2).sigmoid())
 
 
 class Taught(nn.Module):
@@ -64,3 +81,20 @@ class Taught(nn.Module):
         after = self.target.model(input_ids=ids, use_cache=False).last_hidden_state
         hook.remove()
         return before[0], after, self.target.lm_head(after)
+
+    @torch.no_grad()
+    def read_taps(
+        self, ids: torch.Tensor, layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of `layers` side by side [B, T, layers * H] and logits [B, T, V]."""
+        taps: dict[int, torch.Tensor] = {}
+        hooks = [
+            self.target.model.layers[layer].register_forward_hook(
+                lambda _, __, out, layer=layer: taps.__setitem__(layer, out)
+            )
+            for layer in layers
+        ]
+        logits = self.target(input_ids=ids, use_cache=False).logits
+        for hook in hooks:
+            hook.remove()
+        return torch.cat([taps[layer] for layer in layers], -1), logits

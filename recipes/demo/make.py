@@ -74,6 +74,13 @@ def mtp_before(args: argparse.Namespace) -> None:
     distill.run(args.work, "mtp-before", args.minutes or 3, args.processes)
 
 
+def eagle3(args: argparse.Namespace) -> None:
+    """Train the EAGLE-3 drafter with the target frozen."""
+    from recipes.demo import distill
+
+    distill.run(args.work, "eagle3", args.minutes or 15, args.processes)
+
+
 def draft(args: argparse.Namespace) -> None:
     """Distil the draft model."""
     from recipes.demo import distill
@@ -122,6 +129,7 @@ ORDER = (
     text,
     mtp_before,
     mtp,
+    eagle3,
     draft,
     export,
     evaluate,
