@@ -1,4 +1,4 @@
-"""Distil drafters on the frozen target: the MTP layer, EAGLE-3 and the draft model.
+"""Distil drafters on the frozen target: MTP layer, EAGLE-3, draft model, block drafters.
 
 Three quarters of the rows are text that the target wrote itself, the rest come from the training
 mix; the labels are the target's distributions.
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from recipes.demo import (
+    block,
     corpus,
     eagle3,
     fast_kernels,
@@ -93,6 +94,14 @@ class EagleStudent(eagle3.Student):
         return self.losses(ids, loss_of, agree_of)
 
 
+class BlockStudent(block.Student):
+    """A block drafter in training."""
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean loss and accepted drafts of a whole block, per row [B]."""
+        return self.losses(ids, divergence, agreement)
+
+
 class DraftStudent(nn.Module):
     """The draft model in training."""
 
@@ -109,12 +118,14 @@ class DraftStudent(nn.Module):
 
 
 def student(name: str, work: Path) -> nn.Module:
-    """The student of a run: "draft", "eagle3", "mtp" (after the final norm) or "mtp-before"."""
+    """The student of a run; "mtp" reads behind the final norm, "mtp-before" before it."""
     target = generate.load_target(work)
     if name == "draft":
         return DraftStudent(target)
     if name == "eagle3":
         return EagleStudent(target, eagle3.vocabulary(work))
+    if name in block.LAYOUTS:
+        return BlockStudent(target, block.LAYOUTS[name], work / "dflash" / "model.pt")
     return MtpStudent(target, name == "mtp")
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast, Qwen3_5TextConfig
 
-from recipes.demo import eagle3, generate, model, tokens
+from recipes.demo import eagle3, generate, model, packaging, tokens
 
 CARDS = Path(__file__).with_name("cards")
 
@@ -93,6 +93,7 @@ def run(work: Path, destination: Path) -> None:
     tensors = target_tensors(work)
     write(work, target, model.target_config(), tensors, mtp if "mtp.fc.weight" in tensors else {})
     digest = sha256(target / "model.safetensors")
+    packaging.write(work, destination, tensors, digest)
     if (work / "draft" / "model.pt").exists():
         lineage = {"outrider": {"target_sha256": digest}}
         write(work, destination / "draft", model.draft_config(), draft_tensors(work), lineage)

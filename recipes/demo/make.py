@@ -88,6 +88,27 @@ def draft(args: argparse.Namespace) -> None:
     distill.run(args.work, "draft", args.minutes or 28, args.processes)
 
 
+def dflash(args: argparse.Namespace) -> None:
+    """Distil the DFlash drafter."""
+    from recipes.demo import distill
+
+    distill.run(args.work, "dflash", args.minutes or 16, args.processes)
+
+
+def dspark(args: argparse.Namespace) -> None:
+    """Distil the DSpark drafter whose first row predicts (anchor-first), from DFlash's trunk."""
+    from recipes.demo import distill
+
+    distill.run(args.work, "dspark", args.minutes or 10, args.processes)
+
+
+def dspark_bonus(args: argparse.Namespace) -> None:
+    """Distil the DSpark drafter whose first row predicts nothing, from DFlash's trunk."""
+    from recipes.demo import distill
+
+    distill.run(args.work, "dspark_bonus", args.minutes or 8, args.processes)
+
+
 def prompts(args: argparse.Namespace) -> None:
     """Write the held-out prompts that ship with the package."""
     from recipes.demo import tokens, workloads
@@ -131,6 +152,9 @@ ORDER = (
     mtp,
     eagle3,
     draft,
+    dflash,
+    dspark,
+    dspark_bonus,
     export,
     evaluate,
 )

@@ -59,7 +59,7 @@ def share(model: nn.Module, ranks: int = 2) -> Shared:
 
 
 def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    small = ("embed_tokens", "lm_head", "in_proj_a", "in_proj_b")
+    small = ("embed_tokens", "lm_head", "in_proj_a", "in_proj_b", "markov_w1", "confidence_head")
     return parameter.ndim == 2 and not any(word in name for word in small)
 
 

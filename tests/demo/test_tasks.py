@@ -48,7 +48,7 @@ def test_workloads_ship_with_distinct_prompts():
 
 
 def test_unknown_name_lists_the_shipped_ones():
-    with pytest.raises(CheckpointError, match=r"'demo-nothing'.*'demo', 'demo-draft'"):
+    with pytest.raises(CheckpointError, match=r"'demo-nothing'.*'demo', .*'demo-draft'"):
         demo.path("demo-nothing")
 
 

@@ -4,7 +4,13 @@ from pathlib import Path
 
 from outrider.errors import CheckpointError
 
-_FOLDERS = {"demo": "target", "demo-draft": "draft"}
+_FOLDERS = {
+    "demo": "target",
+    "demo-draft": "draft",
+    "demo-dflash": "dflash",
+    "demo-dspark": "dspark",
+    "demo-dspark-bonus": "dspark-bonus",
+}
 
 
 def path(name: str) -> Path:

@@ -1,0 +1,271 @@
+"""Block drafters in training: DFlash and both DSpark layouts, on the target's tapped layers.
+
+A row of text is read once by the target; many anchors are drawn in it, and every anchor's block of
+masked rows attends to the features before the anchor and to its own block. Module names give the
+tensors the names that DFlash and DSpark checkpoints have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Qwen3Config
+from transformers.models.qwen3 import modeling_qwen3 as qwen
+
+from recipes.demo import tokens, unroll
+
+MASK_ID = tokens.VOCABULARY - len(tokens.SPECIAL) + tokens.SPECIAL.index(tokens.MASK)
+ANCHORS = 192
+DECAY = 4.0
+RANK = 64
+TAPS = (1, 3, 5, 6)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block is read: `anchor_first` rows predict from the anchor's own row on."""
+
+    rows: int = 8
+    anchor_first: bool = False
+    rank: int = 0
+
+    @property
+    def first(self) -> int:
+        """The first row that predicts."""
+        return 0 if self.anchor_first else 1
+
+    @property
+    def drafts(self) -> int:
+        return self.rows - self.first
+
+
+LAYOUTS = {
+    "dflash": Layout(),
+    "dspark": Layout(anchor_first=True, rank=RANK),
+    "dspark_bonus": Layout(rank=RANK),
+}
+
+
+def config() -> Qwen3Config:
+    """Three attention layers of the target's width: 2.0 M parameters."""
+    return Qwen3Config(
+        vocab_size=tokens.VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokens.VOCABULARY - len(tokens.SPECIAL),
+    )
+
+
+class Attention(nn.Module):
+    """Block rows over the context's features and the rows themselves, one projection for both."""
+
+    def __init__(self, shape: Qwen3Config) -> None:
+        super().__init__()
+        self.width = shape.head_dim
+        size, inner = shape.hidden_size, shape.num_attention_heads * shape.head_dim
+        kept = shape.num_key_value_heads * shape.head_dim
+        self.q_proj = nn.Linear(size, inner, bias=False)
+        self.k_proj = nn.Linear(size, kept, bias=False)
+        self.v_proj = nn.Linear(size, kept, bias=False)
+        self.o_proj = nn.Linear(inner, size, bias=False)
+        self.q_norm = qwen.Qwen3RMSNorm(shape.head_dim, shape.rms_norm_eps)
+        self.k_norm = qwen.Qwen3RMSNorm(shape.head_dim, shape.rms_norm_eps)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, around: Surroundings) -> torch.Tensor:
+        """x [B, Q, H] and context [B, T, H] -> [B, Q, H]."""
+        count, both = x.shape[1], torch.cat([context, x], 1)
+        heads = (*both.shape[:2], -1, self.width)
+        query = self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self.width))
+        key = self.k_norm(self.k_proj(both).view(heads))
+        query = around.turn(query, slice(-count, None)).transpose(1, 2)
+        key = around.turn(key, slice(None)).transpose(1, 2)
+        value = self.v_proj(both).view(heads).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            query.to(value.dtype),
+            key.to(value.dtype),
+            value,
+            attn_mask=around.mask,
+            enable_gqa=True,
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Rotary tables of context and rows [B, T + Q, width], and who sees whom [B, 1, Q, T + Q]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    mask: torch.Tensor
+
+    def turn(self, heads: torch.Tensor, part: slice) -> torch.Tensor:
+        cos, sin = self.cos[:, part, None], self.sin[:, part, None]
+        return heads * cos + qwen.rotate_half(heads) * sin
+
+
+class Layer(nn.Module):
+    """Pre-norm residual layer; the context is not normed here."""
+
+    def __init__(self, shape: Qwen3Config) -> None:
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.self_attn = Attention(shape)
+        self.mlp = qwen.Qwen3MLP(shape)
+        self.input_layernorm = qwen.Qwen3RMSNorm(size, eps)
+        self.post_attention_layernorm = qwen.Qwen3RMSNorm(size, eps)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor, around: Surroundings) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context, around)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class MarkovHead(nn.Module):
+    """A low-rank correction of the logits by the token before."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(tokens.VOCABULARY, rank)
+        self.markov_w2 = nn.Linear(rank, tokens.VOCABULARY, bias=False)
+
+
+class ConfidenceHead(nn.Module):
+    """How likely a draft is kept, from its row's hidden state and the Markov row before it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+
+class Drafter(nn.Module):
+    """The trunk of a block drafter, with the two heads where the layout has a Markov rank."""
+
+    def __init__(self, shape: Qwen3Config, layout: Layout) -> None:
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.fc = nn.Linear(len(TAPS) * size, size, bias=False)
+        self.hidden_norm = qwen.Qwen3RMSNorm(size, eps)
+        self.layers = nn.ModuleList([Layer(shape) for _ in range(shape.num_hidden_layers)])
+        self.norm = qwen.Qwen3RMSNorm(size, eps)
+        if layout.rank:
+            self.markov_head = MarkovHead(layout.rank)
+            self.confidence_head = ConfidenceHead(size + layout.rank)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=shape.initializer_range)
+
+    def forward(
+        self, x: torch.Tensor, features: torch.Tensor, around: Surroundings
+    ) -> torch.Tensor:
+        """Embedded rows [B, Q, H], features [B, T, taps * H] -> normed hidden states [B, Q, H]."""
+        context = self.hidden_norm(self.fc(features))
+        for layer in self.layers:
+            x = layer(x, context, around)
+        return self.norm(x)
+
+
+@torch.no_grad()
+def read(target: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs of the tapped layers, joined [B, T, taps * H], and the logits [B, T, V]."""
+    found: list[torch.Tensor] = []
+    hooks = [
+        target.model.layers[tap].register_forward_hook(
+            lambda _, __, out: found.append(out[0] if isinstance(out, tuple) else out)
+        )
+        for tap in TAPS
+    ]
+    logits = target(input_ids=ids, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(found, -1), logits
+
+
+def draw_anchors(ids: torch.Tensor, drafts: int) -> torch.Tensor:
+    """Anchor positions [B, A], late enough that most lie in what the target wrote itself."""
+    rows, length = ids.shape
+    low = length // 2 if length > 512 else length // 4
+    return torch.randint(low, length - drafts + 1, (rows, round(ANCHORS / rows)))
+
+
+def visibility(anchors: torch.Tensor, length: int, size: int) -> torch.Tensor:
+    """Context before the anchor and the own block, both directions [B, 1, A * R, T + A * R]."""
+    rows, count = anchors.shape
+    before = torch.arange(length) < anchors[..., None]
+    block = torch.eye(count, dtype=torch.bool).repeat_interleave(size, 0)
+    block = block.repeat_interleave(size, 1).expand(rows, -1, -1)
+    return torch.cat([before.repeat_interleave(size, 1), block], -1)[:, None]
+
+
+class Student(nn.Module):
+    """A block drafter in training; a layout with heads starts from a trained trunk without."""
+
+    def __init__(self, target: nn.Module, layout: Layout, trunk: Path | None = None) -> None:
+        super().__init__()
+        self.target = target.requires_grad_(False).eval()
+        self.layout, shape = layout, config()
+        self.block = Drafter(shape, layout)
+        self.rotary = qwen.Qwen3RotaryEmbedding(shape)
+        if layout.rank and trunk is not None and trunk.exists():
+            self.load_state_dict(torch.load(trunk), strict=False)
+
+    def rows(
+        self, ids: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states [B, A, R, H] of the blocks at `anchors` [B, A]."""
+        batch, count, size = *anchors.shape, self.layout.rows
+        block = torch.full((batch, count, size), MASK_ID)
+        block[..., 0] = ids.gather(1, anchors)
+        places = torch.arange(ids.shape[1]).expand(batch, -1)
+        places = torch.cat([places, (anchors[..., None] + torch.arange(size)).flatten(1)], 1)
+        cos, sin = self.rotary(features, places)
+        around = Surroundings(cos, sin, visibility(anchors, ids.shape[1], size))
+        embedded = self.target.model.embed_tokens(block.flatten(1))
+        return self.block(embedded, features, around).view(batch, count, size, -1)
+
+    def losses(
+        self, ids: torch.Tensor, loss_of: unroll.Measure, agree_of: unroll.Measure
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean loss and accepted drafts of a whole block, per row [B]."""
+        features, logits = read(self.target, ids)
+        anchors = draw_anchors(ids, self.layout.drafts)
+        hidden = self.rows(ids, features, anchors)[:, :, self.layout.first :]
+        places = anchors[..., None] + torch.arange(self.layout.drafts)
+        row = torch.arange(len(ids))[:, None, None]
+        taught, before = logits[row, places], ids[row, places]
+        guessed, confidence = self.guess(hidden, before)
+        loss = loss_of(guessed, taught)
+        if confidence is not None:
+            distance = 0.5 * (guessed.float().softmax(-1) - taught.float().softmax(-1)).abs().sum(
+                -1
+            )
+            kept = F.binary_cross_entropy_with_logits(
+                confidence.float(), 1 - distance.detach(), reduction="none"
+            )
+            loss = 0.5 * loss + distance + 0.5 * kept
+        weight = torch.exp(-torch.arange(self.layout.drafts) / DECAY)
+        loss = (loss * weight / weight.sum()).sum(-1).mean(1)
+        run = agree_of(guessed, taught).long().cumprod(-1).sum(-1)
+        return loss, run.float().mean(1)
+
+    def guess(
+        self, hidden: torch.Tensor, before: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [..., V] of rows [..., H] behind tokens [...]; confidence logits [...] or None."""
+        logits = self.target.lm_head(hidden)
+        if not self.layout.rank:
+            return logits, None
+        head = self.block.markov_head
+        code = head.markov_w1(before)
+        joined = torch.cat([hidden, code.to(hidden.dtype)], -1)
+        confidence = self.block.confidence_head.proj(joined).squeeze(-1)
+        return logits + head.markov_w2(code), confidence

@@ -1,0 +1,46 @@
+"""The block drafters' training rows see what a drafter will see, and nothing later."""
+
+import pytest
+import torch
+
+from recipes.demo import block, distill, model
+
+
+@pytest.fixture(scope="module")
+def target():
+    return model.build(model.target_config())
+
+
+@pytest.mark.parametrize("name", block.LAYOUTS)
+@torch.no_grad()
+def test_rows_see_the_context_before_the_anchor_and_the_anchor(target, name):
+    net = distill.BlockStudent(target, block.LAYOUTS[name])
+    torch.manual_seed(1)
+    ids, anchors = torch.randint(0, 2000, (1, 40)), torch.tensor([[12, 20]])
+    features = torch.randn(1, 40, len(block.TAPS) * 256)
+
+    def rows(**changed):
+        inputs = {"ids": ids.clone(), "features": features.clone()}
+        for key, at in changed.items():
+            inputs[key][0, at] = 7
+        return net.rows(inputs["ids"], inputs["features"], anchors)[0]
+
+    before = rows()
+    later = rows(ids=21, features=20)
+    torch.testing.assert_close(later, before)
+    anchor = rows(ids=20)
+    torch.testing.assert_close(anchor[0], before[0])
+    assert ((anchor[1] - before[1]).abs().amax(-1) > 1e-4).all()
+    context = rows(features=15)
+    torch.testing.assert_close(context[0], before[0])
+    assert ((context[1] - before[1]).abs().amax(-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("name", block.LAYOUTS)
+def test_one_step_teaches_every_weight(target, name):
+    net = distill.BlockStudent(target, block.LAYOUTS[name])
+    loss, run = net(torch.randint(0, 2000, (2, 48)))
+    loss.mean().backward()
+    assert loss.shape == run.shape == (2,)
+    trained = {n: p for n, p in net.named_parameters() if p.requires_grad}
+    assert all(n.startswith("block.") and p.grad.abs().sum() > 0 for n, p in trained.items())
