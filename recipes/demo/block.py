@@ -16,7 +16,7 @@ from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3 import modeling_qwen3 as qwen
 
-from recipes.demo import tokens, unroll
+from recipes.demo import readings, tokens, unroll
 
 MASK_ID = tokens.VOCABULARY - len(tokens.SPECIAL) + tokens.SPECIAL.index(tokens.MASK)
 ANCHORS = 192
@@ -174,22 +174,6 @@ class Drafter(nn.Module):
         return self.norm(x)
 
 
-@torch.no_grad()
-def read(target: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The outputs of the tapped layers, joined [B, T, taps * H], and the logits [B, T, V]."""
-    found: list[torch.Tensor] = []
-    hooks = [
-        target.model.layers[tap].register_forward_hook(
-            lambda _, __, out: found.append(out[0] if isinstance(out, tuple) else out)
-        )
-        for tap in TAPS
-    ]
-    logits = target(input_ids=ids, use_cache=False).logits
-    for hook in hooks:
-        hook.remove()
-    return torch.cat(found, -1), logits
-
-
 def draw_anchors(ids: torch.Tensor, drafts: int) -> torch.Tensor:
     """Anchor positions [B, A], late enough that most lie in what the target wrote itself."""
     rows, length = ids.shape
@@ -209,14 +193,22 @@ def visibility(anchors: torch.Tensor, length: int, size: int) -> torch.Tensor:
 class Student(nn.Module):
     """A block drafter in training; a layout with heads starts from a trained trunk without."""
 
-    def __init__(self, target: nn.Module, layout: Layout, trunk: Path | None = None) -> None:
+    def __init__(self, target: nn.Module, layout: Layout, work: Path) -> None:
         super().__init__()
+        self.work, self.known = work, None
         self.target = target.requires_grad_(False).eval()
         self.layout, shape = layout, config()
         self.block = Drafter(shape, layout)
         self.rotary = qwen.Qwen3RotaryEmbedding(shape)
-        if layout.rank and trunk is not None and trunk.exists():
+        trunk = work / "dflash" / "model.pt"
+        if layout.rank and trunk.exists():
             self.load_state_dict(torch.load(trunk), strict=False)
+
+    def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features [B, T, taps * H] and the target's final hidden states [B, T, H]."""
+        if self.known is None:
+            self.known = readings.Readings(self.work, TAPS)
+        return self.known.read(self.target, ids)
 
     def rows(
         self, ids: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor
@@ -236,12 +228,12 @@ class Student(nn.Module):
         self, ids: torch.Tensor, loss_of: unroll.Measure, agree_of: unroll.Measure
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss and accepted drafts of a whole block, per row [B]."""
-        features, logits = read(self.target, ids)
+        features, final = self.read(ids)
         anchors = draw_anchors(ids, self.layout.drafts)
         hidden = self.rows(ids, features, anchors)[:, :, self.layout.first :]
         places = anchors[..., None] + torch.arange(self.layout.drafts)
         row = torch.arange(len(ids))[:, None, None]
-        taught, before = logits[row, places], ids[row, places]
+        taught, before = self.target.lm_head(final[row, places]), ids[row, places]
         guessed, confidence = self.guess(hidden, before)
         loss = loss_of(guessed, taught)
         if confidence is not None:

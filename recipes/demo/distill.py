@@ -125,7 +125,7 @@ def student(name: str, work: Path) -> nn.Module:
     if name == "eagle3":
         return EagleStudent(target, eagle3.vocabulary(work))
     if name in block.LAYOUTS:
-        return BlockStudent(target, block.LAYOUTS[name], work / "dflash" / "model.pt")
+        return BlockStudent(target, block.LAYOUTS[name], work)
     return MtpStudent(target, name == "mtp")
 
 

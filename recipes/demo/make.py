@@ -88,6 +88,14 @@ def draft(args: argparse.Namespace) -> None:
     distill.run(args.work, "draft", args.minutes or 28, args.processes)
 
 
+def readings(args: argparse.Namespace) -> None:
+    """Let the target read that text once for all block drafters."""
+    from recipes.demo import block
+    from recipes.demo import readings as reading
+
+    reading.run(args.work, block.TAPS, args.processes)
+
+
 def dflash(args: argparse.Namespace) -> None:
     """Distil the DFlash drafter."""
     from recipes.demo import distill
@@ -152,6 +160,7 @@ ORDER = (
     mtp,
     eagle3,
     draft,
+    readings,
     dflash,
     dspark,
     dspark_bonus,

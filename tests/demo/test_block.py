@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recipes.demo import block, distill, model
+from recipes.demo import block, distill, model, readings
 
 
 @pytest.fixture(scope="module")
@@ -13,8 +13,8 @@ def target():
 
 @pytest.mark.parametrize("name", block.LAYOUTS)
 @torch.no_grad()
-def test_rows_see_the_context_before_the_anchor_and_the_anchor(target, name):
-    net = distill.BlockStudent(target, block.LAYOUTS[name])
+def test_rows_see_the_context_before_the_anchor_and_the_anchor(target, name, tmp_path):
+    net = distill.BlockStudent(target, block.LAYOUTS[name], tmp_path)
     torch.manual_seed(1)
     ids, anchors = torch.randint(0, 2000, (1, 40)), torch.tensor([[12, 20]])
     features = torch.randn(1, 40, len(block.TAPS) * 256)
@@ -37,10 +37,28 @@ def test_rows_see_the_context_before_the_anchor_and_the_anchor(target, name):
 
 
 @pytest.mark.parametrize("name", block.LAYOUTS)
-def test_one_step_teaches_every_weight(target, name):
-    net = distill.BlockStudent(target, block.LAYOUTS[name])
+def test_one_step_teaches_every_weight(target, name, tmp_path):
+    net = distill.BlockStudent(target, block.LAYOUTS[name], tmp_path)
     loss, run = net(torch.randint(0, 2000, (2, 48)))
     loss.mean().backward()
     assert loss.shape == run.shape == (2,)
     trained = {n: p for n, p in net.named_parameters() if p.requires_grad}
     assert all(n.startswith("block.") and p.grad.abs().sum() > 0 for n, p in trained.items())
+
+
+def test_readings_are_what_the_target_says(target, tmp_path):
+    ids = torch.randint(0, 2000, (3, 16))
+    features, final = readings.read(target, ids, block.TAPS)
+    hidden = target.model(ids, output_hidden_states=True).hidden_states
+    wanted = torch.cat([hidden[tap + 1] for tap in block.TAPS], -1)
+    torch.testing.assert_close(features, wanted)
+    folder = tmp_path / readings.FOLDER
+    folder.mkdir()
+    shard = {"taps": block.TAPS, "ids": ids.short(), "features": features + 1, "final": final}
+    torch.save(shard, folder / "0.pt")
+    known = readings.Readings(tmp_path, block.TAPS)
+    torch.testing.assert_close(known.read(target, ids[[2, 0]])[0], features[[2, 0]] + 1)
+    fresh = torch.randint(0, 2000, (1, 16))
+    torch.testing.assert_close(
+        known.read(target, fresh)[0], readings.read(target, fresh, block.TAPS)[0]
+    )
