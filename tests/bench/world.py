@@ -55,7 +55,7 @@ class World:
 class ScriptedStage:
     """A target that always says `text`; `fault(rows, place)` may spoil a token."""
 
-    vocab_size, max_length, exact = VOCAB, 4096, True
+    vocab_size, max_length, exact, replied = VOCAB, 4096, True, False
 
     def __init__(self, world: World, fault: Callable[[int, int], int] | None = None) -> None:
         self.world, self.fault = world, fault or (lambda rows, place: 0)
@@ -79,6 +79,9 @@ class ScriptedStage:
         pass
 
     def check(self):
+        pass
+
+    def shutdown(self):
         pass
 
     def poll(self):

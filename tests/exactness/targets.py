@@ -1,6 +1,7 @@
 """Tiny targets with what the oracle says about them, and engines made around them."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +21,14 @@ from outrider.ops.selftest import Kernels
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 from outrider.stage.local import LocalStage
+from outrider.stage.part import Part
 from outrider.state.spec import Policy
 from outrider.verify.tail import Tail
 from tests.helpers.checkpoints import VOCAB, build_model
 from tests.helpers.runs import random_tokens
 from tests.oracle.decoder import Output, decode
 
-ARCHITECTURES = {"hybrid": "qwen3_5", "dense": "qwen3"}
+ARCHITECTURES = {"hybrid": "qwen3_5", "dense": "qwen3", "deep": "qwen3-deep"}
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {
@@ -69,6 +71,7 @@ class Target:
     name: str
     oracle_model: PreTrainedModel
     decoder: Decoder
+    folder: Path
     _known: dict[object, list[Output]] = field(default_factory=dict)
 
     def oracle(self, sampling: str, prompts: Sequence[Sequence[int]], size: int) -> list[Output]:
@@ -80,6 +83,15 @@ class Target:
 
     def stage(self, policy: Policy, capacity: int) -> LocalStage:
         return LocalStage(self.decoder, policy, capacity, make_picker)
+
+    def parts(self, sizes: Sequence[int], policy: Policy, capacity: int) -> list[Part]:
+        """Parts of `sizes` layers each, loaded one by one."""
+        ends = list(itertools.accumulate(sizes))
+        ranges = zip([0, *ends], ends, strict=False)
+        return [
+            Part(_load(self.folder, first, last), policy, capacity, make_picker)
+            for first, last in ranges
+        ]
 
 
 def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
@@ -110,7 +122,12 @@ def make_target(name: str, folder: Path) -> Target:
             elif key.endswith("A_log"):  # As it comes, the recurrent layers forget at once.
                 parameter.copy_(torch.linspace(-6.0, -2.0, len(parameter)))
     model.save_pretrained(folder)
-    return Target(name, model, load_decoder(folder, Kernels(exact=True), LoadOptions()))
+    return Target(name, model, _load(folder), folder)
+
+
+@functools.cache
+def _load(folder: Path, first: int = 0, last: int | None = None) -> Decoder:
+    return load_decoder(folder, Kernels(exact=True), LoadOptions(first=first, last=last))
 
 
 def engine(

@@ -20,7 +20,7 @@ PROMPT = [0]
 class TableStage:
     """A stage whose logits depend on the last token by a table [vocab, vocab]; serial."""
 
-    vocab_size, max_length, exact = VOCAB, 64, True
+    vocab_size, max_length, exact, replied = VOCAB, 64, True, False
 
     def __init__(self, table):
         self.table, self.pickers, self.queue = table, {}, []
@@ -48,6 +48,9 @@ class TableStage:
         del self.pickers[session]
 
     def check(self):
+        pass
+
+    def shutdown(self):
         pass
 
 

@@ -38,7 +38,7 @@ def settle_attention_only(state: SequenceState, length: int) -> None:
 
 def replay_one_too_many(slot: Slot, start: int) -> Sequence[int]:
     again = restore(slot, start)
-    return [*again, slot.replay.tokens[-1]] if slot.replay.tokens else again
+    return [*again, slot.replay.rows[-1]] if slot.replay.rows else again
 
 
 def skip_rollback(slot: Slot, start: int) -> tuple[None, tuple[()]]:

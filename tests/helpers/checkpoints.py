@@ -59,6 +59,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", {**DENSE, "sliding_window": 24}),
     "qwen2": ("Qwen2ForCausalLM", {**DENSE, "sliding_window": 24, "use_sliding_window": False}),
     "qwen3": ("Qwen3ForCausalLM", DENSE),
+    "qwen3-deep": ("Qwen3ForCausalLM", {**DENSE, "num_hidden_layers": 4}),
     "qwen3-sliding": (
         "Qwen3ForCausalLM",
         {

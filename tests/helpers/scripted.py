@@ -90,6 +90,8 @@ class LateStage:
         self._held: list[Reply] = []
         self.most_ahead = 0
 
+    replied = False
+
     @property
     def vocab_size(self) -> int:
         return self.inner.vocab_size
@@ -133,3 +135,6 @@ class LateStage:
 
     def check(self) -> None:
         self.inner.check()
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()

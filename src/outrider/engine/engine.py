@@ -263,3 +263,4 @@ class Engine:
             if not session.done:
                 finish(session, "cancelled")
             self.release(session)
+        self.stage.shutdown()

@@ -18,6 +18,8 @@ def step(sessions: Mapping[int, Session], stage: Stage) -> None:
         else:
             for window in fill(session):
                 stage.submit(window)
+                if stage.replied:
+                    break  # What it says may change what is worth drafting.
     for reply in stage.poll():
         session = sessions[reply.session]
         if session.done:

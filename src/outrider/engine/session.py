@@ -1,7 +1,7 @@
 """One request: its tokens, its windows in flight, its drafter, and when it ends."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -63,6 +63,7 @@ class Session:
     sampled: Draft | None = None
     drafting: tuple[int, float] = (0, 0.0)
     boundary: tuple[TokenLogprob, ...] = ()
+    occupied_at: float = 0.0
     began: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
 
@@ -119,19 +120,29 @@ def to_window(session: Session, issued: Issued) -> Window:
     )
 
 
-def fill(session: Session) -> list[Window]:
-    """All windows that can be issued now, refilling the queue of drafts as it runs low."""
-    windows: list[Window] = []
+def fill(session: Session) -> Iterator[Window]:
+    """All windows that can be issued now, refilling the queue of drafts as it runs low.
+
+    Each goes out before the next is drafted.
+    """
     ledger = session.ledger
     while ledger.row_room:
         session.sampled = None
         _refill(session)
         if ledger.begun and not ledger.queued:
             break
-        windows.append(to_window(session, ledger.issue(session.tokens[-1])))
+        _occupy(session)
+        window = to_window(session, ledger.issue(session.tokens[-1]))
         session.counters.windows_opened += 1
         session.counters.max_in_flight = max(session.counters.max_in_flight, ledger.in_flight)
-    return windows
+        yield window
+
+
+def _occupy(session: Session) -> None:
+    """Count the time since the number of windows in flight last changed."""
+    now = time.perf_counter()
+    session.counters.occupy(session.ledger.in_flight, (now - session.occupied_at) * 1e3)
+    session.occupied_at = now
 
 
 def _refill(session: Session) -> None:
@@ -182,17 +193,22 @@ def absorb(session: Session, reply: Reply) -> int | None:
         _absorb_prefill(session, reply)
         return None
     epoch = session.ledger.epoch
+    _occupy(session)
     verdict = session.ledger.judge(reply.id, reply.tokens)
     if verdict.stale:
         counters.windows_skipped += reply.skipped
+        counters.stale_ms += reply.verify_ms
         return None
+    counters.rejected += verdict.rejected
     counters.judge(verdict.sources, verdict.accepted)
     counters.epochs_closed += verdict.closes
     counters.windows_voided += verdict.voided
     source = verdict.sources[0] if verdict.sources else None
     session.budget.timed(len(reply.tokens), reply.verify_ms, *session.drafting)
     session.drafting = (0, 0.0)
-    session.budget.learn(source, verdict.verified, verdict.accepted)
+    # The boundary may have judged one draft more than the window held.
+    judged = max(verdict.verified, verdict.accepted + verdict.rejected)
+    session.budget.learn(source, judged, verdict.accepted)
     position = len(session.tokens)
     _commit(session, verdict, _logprobs(session, verdict, reply))
     _observe(session, verdict, position)
@@ -212,7 +228,7 @@ def _absorb_prefill(session: Session, reply: Reply) -> None:
     if not reply.tokens:
         return
     now = time.perf_counter()
-    session.first_token_at = now
+    session.first_token_at = session.occupied_at = now
     counters = session.counters
     counters.prompt_n, counters.prompt_ms = session.prompt_len, (now - session.began) * 1e3
     counters.verify_ms = 0.0  # the prefill's time is prompt_ms

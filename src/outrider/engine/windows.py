@@ -39,6 +39,7 @@ class Verdict:
 
     tokens: newly committed ones, drafts first. accepted: how many of them were drafts. verified:
     drafts that this window held. closes: the last token is the target's own and ends the epoch.
+    rejected: a draft, of this window or the first behind it, was found wrong.
     voided: windows in flight that became stale. stale: the reply belonged to an earlier epoch.
     """
 
@@ -47,6 +48,7 @@ class Verdict:
     verified: int = 0
     sources: tuple[str, ...] = ()
     closes: bool = False
+    rejected: bool = False
     voided: int = 0
     stale: bool = False
 
@@ -173,6 +175,7 @@ class Ledger:
             verified=len(drafts),
             sources=window.sources,
             closes=True,
+            rejected=not whole or follower is not None,
             voided=self._close_epoch(),
         )
 

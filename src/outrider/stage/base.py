@@ -60,6 +60,10 @@ class Stage(Protocol):
     def void(self, session: int, epoch: int) -> None:
         """Windows of `session` up to `epoch` need not run; each is still answered, as skipped."""
 
+    @property
+    def replied(self) -> bool:
+        """Whether a reply that was under way has come, so that issuing more should wait."""
+
     def poll(self) -> list[Reply]:
         """Run what is due and return its replies; blocks until there is one, if any is owed."""
 
@@ -72,3 +76,6 @@ class Stage(Protocol):
     @property
     def num_sessions(self) -> int:
         """Sessions open now."""
+
+    def shutdown(self) -> None:
+        """End what the stage started, its processes for one; harmless if done twice."""

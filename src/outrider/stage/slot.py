@@ -4,21 +4,27 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from outrider.core_types import Window
 from outrider.errors import StageError
 from outrider.stage.base import Picker
+from outrider.stage.frame import Frame
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint, SequenceState
+
+Row = int | Tensor
+"""What a stage starts a row from: a token id, or the hidden state [hidden] of the stage before."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """Checkpoints of windows that cannot be taken back otherwise, oldest first, and the tokens
+    """Checkpoints of windows that cannot be taken back otherwise, oldest first, and the rows
     from position `first` on: all that a settle could keep of what is in flight."""
 
     first: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def reaches(self, length: int) -> bool:
         """Whether a checkpoint lies at or below `length`."""
@@ -33,19 +39,19 @@ class Replay:
         while len(self.checkpoints) > 1 and self.checkpoints[1].length <= floor:
             self.checkpoints.pop(0)
         first = min(floor, self.checkpoints[0].length) if self.checkpoints else floor
-        del self.tokens[: max(first - self.first, 0)]
+        del self.rows[: max(first - self.first, 0)]
         self.first = max(first, self.first)
 
     def cut(self, length: int) -> None:
         """Forget what lies behind `length`; a state that stands there needs no checkpoint of it."""
         while self.checkpoints and self.checkpoints[-1].length >= length:
             self.checkpoints.pop()
-        del self.tokens[max(length - self.first, 0) :]
+        del self.rows[max(length - self.first, 0) :]
 
     def restart(self, length: int) -> None:
         """Forget everything: what lies below `length` is final."""
         self.checkpoints.clear()
-        self.tokens.clear()
+        self.rows.clear()
         self.first = length
 
 
@@ -56,17 +62,17 @@ class Slot:
     state: SequenceState
     picker: Picker
     taps: tuple[int, ...]
-    queue: deque[Window] = field(default_factory=deque)
+    queue: deque[Frame] = field(default_factory=deque)
     void_epoch: int = -1
     replay: Replay = field(default_factory=Replay)
 
-    def is_stale(self, window: Window) -> bool:
-        return window.epoch <= self.void_epoch
+    def is_stale(self, frame: Frame) -> bool:
+        return frame.skipped or frame.window.epoch <= self.void_epoch
 
-    def return_to(self, start: int) -> tuple[Rollback | None, Sequence[int]]:
+    def return_to(self, start: int) -> tuple[Rollback | None, Sequence[Row]]:
         """Settle the state at `start`, or as close below as it can be brought without a pass.
 
-        Returns how rows were taken back (None: nothing was) and the tokens to run again.
+        Returns how rows were taken back (None: nothing was) and the rows to run again.
         """
         state = self.state
         if state.length < start:
@@ -80,21 +86,21 @@ class Slot:
             return kind, ()
         return Rollback.CHECKPOINT, self._restore(start)
 
-    def _restore(self, start: int) -> Sequence[int]:
-        """Bring the newest checkpoint at or below `start` back; returns the tokens up to there."""
+    def _restore(self, start: int) -> Sequence[Row]:
+        """Bring the newest checkpoint at or below `start` back; returns the rows up to there."""
         replay = self.replay
         usable = [saved for saved in replay.checkpoints if saved.length <= start]
         if not usable:
             raise StageError(f"no checkpoint reaches back to {start}.")
         self.state.restore(usable[-1])
         replay.checkpoints = usable
-        del replay.tokens[start - replay.first :]
-        return replay.tokens[usable[-1].length - replay.first :]
+        del replay.rows[start - replay.first :]
+        return replay.rows[usable[-1].length - replay.first :]
 
-    def cover(self, window: Window) -> Sequence[int]:
+    def cover(self, window: Window) -> Sequence[Row]:
         """Give rows in flight a checkpoint if this window would put them out of the state's reach.
 
-        The state then stands at that checkpoint; returns the tokens to run again.
+        The state then stands at that checkpoint; returns the rows to run again.
         """
         state, replay = self.state, self.replay
         state.raise_floor(min(window.floor, state.length))
@@ -104,14 +110,14 @@ class Slot:
             return ()
         state.settle(low)
         replay.checkpoints.append(state.checkpoint())
-        return replay.tokens[low - replay.first :]
+        return replay.rows[low - replay.first :]
 
     def _needs_checkpoint(self, window: Window) -> bool:
         if window.end <= window.floor:
             return False
         return self.state.rollback(window.end - self.state.floor) is Rollback.CHECKPOINT
 
-    def prepare(self, window: Window) -> bool:
+    def prepare(self, window: Window, rows: Sequence[Row] | Tensor) -> bool:
         """Take a checkpoint if this window needs one; returns whether its rows count as revocable
         by the state itself. `cover` went before."""
         state, replay = self.state, self.replay
@@ -121,7 +127,7 @@ class Slot:
         revocable = not self._needs_checkpoint(window)
         if not revocable:
             replay.checkpoints.append(state.checkpoint())
-        if not replay.tokens:
+        if not replay.rows:
             replay.first = window.start
-        replay.tokens.extend(window.tokens)
+        replay.rows.extend(rows)
         return revocable

@@ -33,6 +33,10 @@ class Counters:
     - `windows_judged`: target passes after the prefill, those without a draft included.
     - `verified_at[i]`, `reached_at[i]`, `accepted_at[i]`: windows that had a draft at place i; of
       these, windows that kept all drafts before it; of these, windows that kept it too.
+    - `rejected`: drafts found wrong, by their own window or by the boundary before it. One that a
+      boundary rejects was in a voided window or still queued: it is not `verified`.
+    - `occupancy_ms[n]`: time with n windows in flight, after the prefill. `stale_ms`: compute spent
+      on windows that were void before their reply came.
     - `rollbacks`: settles that took rows back, by kind; `rollback_ms` wherever that time was spent.
     - `exact`: the passes ran in exact mode (same bits as plain decoding).
     """
@@ -55,6 +59,9 @@ class Counters:
     windows_judged: int = 0
     windows_voided: int = 0
     windows_skipped: int = 0
+    rejected: int = 0
+    occupancy_ms: list[float] = field(default_factory=list)
+    stale_ms: float = 0.0
     max_in_flight: int = 0
     refill_attempts: int = 0
     refill_hits: int = 0
@@ -87,6 +94,11 @@ class Counters:
             count = self.by_source.setdefault(source, SourceCount())
             count.verified += 1
             count.accepted += place < accepted
+
+    def occupy(self, in_flight: int, ms: float) -> None:
+        """Count `ms` with `in_flight` windows in flight."""
+        self.occupancy_ms.extend([0.0] * (in_flight + 1 - len(self.occupancy_ms)))
+        self.occupancy_ms[in_flight] += ms
 
     def roll_back(self, kind: str, ms: float) -> None:
         """Count one settle that took rows back by `kind` (one of ROLLBACK_KINDS)."""
@@ -133,6 +145,12 @@ def acceptance_rate(counters: Counters) -> float:
     return counters.accepted / counters.verified if counters.verified else 0.0
 
 
+def conditional_acceptance(counters: Counters) -> float:
+    """Share of drafts that were right among those whose predecessors were; 0.0 before any was."""
+    judged = counters.accepted + counters.rejected
+    return counters.accepted / judged if judged else 0.0
+
+
 def accepted_per_position(counters: Counters) -> list[float]:
     """Unconditional acceptance at each draft position: accepted there / verified there."""
     pairs = zip_longest(counters.accepted_at, counters.verified_at, fillvalue=0)
@@ -165,7 +183,7 @@ def _add(total: Counters, part: Counters) -> None:
         mine, other = getattr(total, item.name), getattr(part, item.name)
         if item.name in ("exact", "max_in_flight"):
             continue
-        if item.name in ("verified_at", "reached_at", "accepted_at"):
+        if item.name in ("verified_at", "reached_at", "accepted_at", "occupancy_ms"):
             mine[:] = [a + b for a, b in zip_longest(mine, other, fillvalue=0)]
         elif item.name == "rollbacks":
             mine.update({kind: mine.get(kind, 0) + n for kind, n in other.items()})
@@ -202,6 +220,8 @@ def timings(counters: Counters) -> dict[str, object]:
         "speculative_verified_n": counters.verified,
         "speculative_accepted_n": counters.accepted,
         "speculative_accepted_per_position": accepted_per_position(counters),
+        "speculative_rejected_n": counters.rejected,
+        "speculative_conditional_acceptance": conditional_acceptance(counters),
         "mean_acceptance_length": mean_acceptance_length(counters),
         "draft_ms": counters.draft_ms,
         "verify_ms": counters.verify_ms,
@@ -219,6 +239,8 @@ def _window_timings(counters: Counters) -> dict[str, object]:
         "verify_window_max_in_flight": counters.max_in_flight,
         "verify_window_voided": counters.windows_voided,
         "verify_window_skipped": counters.windows_skipped,
+        "verify_window_stale_ms": counters.stale_ms,
+        "verify_window_occupancy_ms_by_depth": list(counters.occupancy_ms),
         "verify_window_refill_attempts": counters.refill_attempts,
         "verify_window_refill_hits": counters.refill_hits,
         "verify_window_refill_tokens": counters.refill_tokens,

@@ -1,0 +1,120 @@
+"""Layer ranges in this process, one behind the other, with links between them.
+
+The first of several parts stands beside the coordinator; a link leads to each later one, and one
+from the last part straight back. A single part has a link there and back. Parts run when `poll` or
+`replied` finds something due, the last part first, so that an answer is never kept waiting.
+"""
+
+from collections.abc import Sequence
+
+from outrider.core_types import Reply, Window
+from outrider.errors import StageError
+from outrider.sampling.params import SamplingParams
+from outrider.stage.frame import Frame, Void, to_reply
+from outrider.stage.link import Clock, Link, LinkSettings, RealClock
+from outrider.stage.part import Part
+
+LOCAL = LinkSettings()
+
+
+def link_settings(parts: int, settings: LinkSettings) -> list[LinkSettings]:
+    """The link into each part, then the way back."""
+    return [LOCAL if parts > 1 else settings, *[settings] * parts]
+
+
+class ChainStage:
+    """Runs windows through `parts` in order; link number `i` has the seed `seed` + i."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        settings: LinkSettings = LOCAL,
+        *,
+        seed: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._parts = list(parts)
+        links = enumerate(link_settings(len(parts), settings), seed)
+        self._links: list[Link[Frame | Void]] = [Link(link, number) for number, link in links]
+        self._clock = clock or RealClock()
+        self._answers: list[Reply] = []
+        self.vocab_size = parts[-1].vocab_size
+        self.max_length = parts[0].max_length
+        self.exact = all(part.exact for part in parts)
+
+    @property
+    def num_sessions(self) -> int:
+        return max(part.num_sessions for part in self._parts)
+
+    def open(
+        self, session: int, sampling: SamplingParams, prompt_len: int, taps: Sequence[int] = ()
+    ) -> None:
+        if list(taps) != sorted(taps):
+            raise StageError(f"taps {list(taps)} must be in the order of the layers.")
+        for part in self._parts:
+            part.open(session, sampling, prompt_len, taps)
+
+    def close(self, session: int) -> None:
+        for part in self._parts:
+            part.close(session)
+        self._answers = [reply for reply in self._answers if reply.session != session]
+
+    def submit(self, window: Window) -> None:
+        self._send(0, Frame(window=window))
+        if not window.wanted:  # Nothing to wait for: more of the prompt can follow at once.
+            self._answers.append(Reply(session=window.session, id=window.id))
+
+    def void(self, session: int, epoch: int) -> None:
+        for number in range(len(self._parts)):
+            self._send(number, Void(session, epoch))
+
+    @property
+    def replied(self) -> bool:
+        """Whether an answer is there; runs what is due meanwhile, but waits for nothing."""
+        while not self._answers and self._advance():
+            pass
+        return bool(self._answers)
+
+    def poll(self) -> list[Reply]:
+        while not self.replied and self._sleep():
+            pass
+        answers, self._answers = self._answers, []
+        return answers
+
+    def check(self) -> None:
+        for part in self._parts:
+            part.check()
+
+    def shutdown(self) -> None:
+        pass
+
+    def _send(self, number: int, message: Frame | Void) -> None:
+        self._links[number].send(message, message.nbytes, self._clock.now())
+
+    def _advance(self) -> bool:
+        """Hand over what has arrived and run one part; False if there was nothing to run."""
+        now = self._clock.now()
+        for part, link in zip(self._parts, self._links, strict=False):
+            for message in link.due(now):
+                part.take(message)
+        for frame in self._links[-1].due(now):
+            self._answer(frame)
+        for number in reversed(range(len(self._parts))):
+            if self._parts[number].waiting:
+                for frame in self._parts[number].run():
+                    self._send(number + 1, frame)
+                return True
+        return False
+
+    def _answer(self, frame: Frame | Void) -> None:
+        session = frame.session if isinstance(frame, Void) else frame.window.session
+        if isinstance(frame, Frame) and frame.window.wanted and self._parts[0].has(session):
+            self._answers.append(to_reply(frame))
+
+    def _sleep(self) -> bool:
+        """Wait for the next arrival; False if nothing is on its way."""
+        due = min(link.next_due for link in self._links)
+        if due == float("inf"):
+            return False
+        self._clock.sleep(max(due - self._clock.now(), 0.0))
+        return True

@@ -1,0 +1,61 @@
+"""A window on its way through the stages of a chain."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.core_types import Reply, Window
+from outrider.stage.base import Picked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A window with what the stages before made of it.
+
+    hidden: tensor [rows, hidden] to start from; None before the first stage and where skipped.
+    taps: tensor [rows, tapped widths so far]. picked: set by the last stage. Times in milliseconds
+    are sums over the stages; `rollback` is the costliest kind that any of them needed.
+    """
+
+    window: Window
+    hidden: Tensor | None = None
+    taps: Tensor | None = None
+    picked: Picked | None = None
+    skipped: bool = False
+    verify_ms: float = 0.0
+    rollback_ms: float = 0.0
+    rollback: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors and token ids on a wire."""
+        tensors = [part for part in (self.hidden, self.taps) if part is not None]
+        return 4 * len(self.window.tokens) + sum(part.nbytes for part in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Windows of `session` up to `epoch` need not run."""
+
+    session: int
+    epoch: int
+
+    @property
+    def nbytes(self) -> int:
+        return 16
+
+
+def to_reply(frame: Frame) -> Reply:
+    """What the last stage answers."""
+    window, picked = frame.window, frame.picked
+    return Reply(
+        session=window.session,
+        id=window.id,
+        skipped=frame.skipped,
+        tokens=picked.tokens if picked else (),
+        logprobs=picked.logprobs if picked else (),
+        taps=frame.taps,
+        verify_ms=frame.verify_ms,
+        rollback_ms=frame.rollback_ms,
+        rollback=frame.rollback,
+    )

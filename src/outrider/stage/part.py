@@ -1,0 +1,202 @@
+"""A range of layers that runs windows: a whole model, or one stage of a chain.
+
+Each `run` is one packed pass over the oldest window of every session that has one. The first range
+starts from token ids, later ones from the hidden states of the one before; the last picks tokens.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core_types import Window
+from outrider.models.decoder import EMBEDDING_TAP, Decoder
+from outrider.models.pass_plan import Span
+from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Picked, PickerFactory
+from outrider.stage.frame import Frame, Void
+from outrider.stage.slot import Row, Slot
+from outrider.state.rollback import Rollback
+from outrider.state.spec import Policy
+
+Live = list[tuple[Slot, Frame]]
+COSTS = list(Rollback)
+"""Ways back, cheapest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What settling a session before its window took."""
+
+    kind: Rollback | None
+    ms: float
+
+
+class Part:
+    """Runs frames on a `Decoder`; states roll back under one policy and capacity."""
+
+    def __init__(
+        self, decoder: Decoder, policy: Policy, capacity: int, picker: PickerFactory
+    ) -> None:
+        self._decoder = decoder
+        self._policy = policy
+        self._capacity = capacity
+        self._picker = picker
+        self._slots: dict[int, Slot] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        return self._decoder.max_length
+
+    @property
+    def exact(self) -> bool:
+        return self._decoder.exact
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether the last layer is among its own."""
+        return self._decoder.head is not None
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._slots)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a frame is there to be run."""
+        return any(slot.queue for slot in self._slots.values())
+
+    def open(
+        self, session: int, sampling: SamplingParams, prompt_len: int, taps: Sequence[int] = ()
+    ) -> None:
+        """As `Stage.open`; of the taps it hands over those that are its own."""
+        state = self._decoder.new_state(self._policy, self._capacity)
+        first = self._decoder.first or EMBEDDING_TAP
+        ours = range(first, self._decoder.first + len(self._decoder.layers))
+        own = tuple(tap for tap in taps if tap in ours)
+        self._slots[session] = Slot(state, self._picker(sampling, prompt_len), own)
+
+    def has(self, session: int) -> bool:
+        """Whether a session is open."""
+        return session in self._slots
+
+    def close(self, session: int) -> None:
+        self._slots.pop(session, None)
+
+    def take(self, message: Frame | Void) -> None:
+        """Queue a frame, or void at once; what belongs to a closed session is dropped."""
+        slot = self._slots.get(
+            message.session if isinstance(message, Void) else message.window.session
+        )
+        if slot is None:
+            return
+        if isinstance(message, Void):
+            slot.void_epoch = message.epoch
+        else:
+            slot.queue.append(message)
+
+    def check(self) -> None:
+        """As `Stage.check`."""
+        for slot in self._slots.values():
+            slot.state.check()
+
+    @torch.inference_mode()
+    def run(self) -> list[Frame]:
+        """Run what is oldest in each session; its frames for the next stage, or picked."""
+        due = [(slot, slot.queue.popleft()) for slot in self._slots.values() if slot.queue]
+        passed = [replace(f, hidden=None, skipped=True) for slot, f in due if slot.is_stale(f)]
+        live = [(slot, frame) for slot, frame in due if not slot.is_stale(frame)]
+        return passed + (self._run(live) if live else [])
+
+    def _run(self, live: Live) -> list[Frame]:
+        returned = [self._return(slot, frame.window) for slot, frame in live]
+        began = time.perf_counter()
+        spans = [
+            Span(slot.state, len(frame.window.tokens), slot.prepare(frame.window, _rows(frame)))
+            for slot, frame in live
+        ]
+        hidden, taps = self._pass(live, spans)
+        picked = self._pick(live, hidden) if self.is_tail else None
+        elapsed = (time.perf_counter() - began) * 1e3
+        sizes = [span.rows for span in spans]
+        ahead = hidden.split(sizes) if picked is None else None
+        tapped = taps.split(sizes) if taps is not None else None
+        return [
+            replace(
+                frame,
+                hidden=ahead[index] if ahead else None,
+                taps=_beside(frame.taps, tapped[index] if tapped and slot.taps else None),
+                picked=picked[index] if picked else None,
+                verify_ms=frame.verify_ms + elapsed,
+                rollback_ms=frame.rollback_ms + back.ms,
+                rollback=_costlier(frame.rollback, back.kind),
+            )
+            for index, ((slot, frame), back) in enumerate(zip(live, returned, strict=True))
+        ]
+
+    def _pass(self, live: Live, spans: list[Span]) -> tuple[Tensor, Tensor | None]:
+        if all(frame.hidden is None for _, frame in live):
+            hidden = self._start([token for _, frame in live for token in frame.window.tokens])
+        else:
+            parts = [frame.hidden for _, frame in live if frame.hidden is not None]
+            hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
+        taps = next((slot.taps for slot, _ in live if slot.taps), ())
+        return self._decoder.run(hidden, spans, taps)
+
+    def _start(self, rows: Sequence[Row]) -> Tensor:
+        """Hidden states [n, hidden] that rows start from."""
+        if isinstance(rows[0], Tensor):
+            return torch.stack([row for row in rows if isinstance(row, Tensor)])
+        return self._decoder.embed(torch.tensor(rows, device=self._decoder.device))
+
+    def _pick(self, live: Live, hidden: Tensor) -> list[Picked]:
+        wanted, done = [], 0
+        for _, frame in live:
+            done += len(frame.window.tokens)
+            wanted.append(hidden[done - frame.window.wanted : done])
+        counts = [frame.window.wanted for _, frame in live]
+        if sum(counts):
+            logits = self._decoder.logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
+        else:
+            logits = hidden.new_zeros(0, self.vocab_size)
+        parts = logits.split(counts)
+        pairs = zip(live, parts, strict=True)
+        return [slot.picker.pick(frame.window, part) for (slot, frame), part in pairs]
+
+    def _return(self, slot: Slot, window: Window) -> Returned:
+        """Bring a session's state to its window's start, running kept rows again if need be."""
+        began = time.perf_counter()
+        kind, again = slot.return_to(window.start)
+        self._run_again(slot, again)
+        if rows := slot.cover(window):
+            self._run_again(slot, rows)
+            kind = kind or Rollback.CHECKPOINT
+        return Returned(kind, (time.perf_counter() - began) * 1e3 if kind else 0.0)
+
+    def _run_again(self, slot: Slot, rows: Sequence[Row]) -> None:
+        if rows:
+            span = Span(slot.state, len(rows), revocable=False)
+            self._decoder.run(self._start(rows), [span])
+
+
+def _rows(frame: Frame) -> Sequence[int] | Tensor:
+    """What the rows of a frame start from, in case they must run again."""
+    return frame.window.tokens if frame.hidden is None else frame.hidden
+
+
+def _beside(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return torch.cat([one, other], -1)
+
+
+def _costlier(one: str | None, other: Rollback | None) -> str | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(Rollback(one), other, key=COSTS.index)
