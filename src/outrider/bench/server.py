@@ -21,7 +21,7 @@ class ServerPeer:
 
     def __init__(self, url: str, name: str | None = None) -> None:
         self.name = name or f"server {url}"
-        self._url = url
+        self.url = url
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
         """Decode `count` tokens behind the prompt; raises Refusal with the server's words."""
@@ -54,7 +54,7 @@ class ServerPeer:
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The JSON of each server-sent event."""
         headers = {"Content-Type": "application/json"}
-        request = Request(f"{self._url}/v1/completions", json.dumps(body).encode(), headers)
+        request = Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
         try:
             with urlopen(request, timeout=TIMEOUT) as stream:
                 for line in stream:

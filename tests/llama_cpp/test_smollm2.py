@@ -1,0 +1,83 @@
+"""SmolLM2's GGUF file: tokens, choices and text beside llama.cpp's own on the same file."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider import Engine
+from outrider.models.load import LoadOptions, load_decoder
+from outrider.models.model_file import load_tokenizer
+from outrider.ops.selftest import Kernels
+from tests.helpers.runs import run
+from tests.llama_cpp.conftest import Ask
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = 10_000
+POSITIONS = 1_000
+SCRIPTS = ((0x20, 0x7F), (0xA0, 0x24F), (0x370, 0x5FF), (0x900, 0x97F), (0x3040, 0x30FF))
+MORE = ((0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1F64F), (0x2190, 0x22FF))
+
+
+def mixed_lines() -> list[str]:
+    """Code and prose of this repository, and random text of many scripts."""
+    files = sorted(
+        [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md")]
+    )
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    rng = random.Random("lines")
+    lines = rng.sample(sorted({line for line in lines if line}), LINES // 2)
+    while len(lines) < LINES:
+        scripts = rng.choices(SCRIPTS + MORE, k=rng.randint(1, 4))
+        words = [
+            "".join(chr(rng.randint(*script)) for _ in range(rng.randint(1, 9)))
+            for script in rng.choices(scripts, k=rng.randint(1, 8))
+        ]
+        lines.append(rng.choice((" ", "  ", "\t", "")).join(words))
+    return lines
+
+
+def test_ten_thousand_lines_have_llama_cpps_tokens(smollm2: Path, ask: Ask) -> None:
+    tokenizer = load_tokenizer(smollm2)
+    different = [
+        line
+        for line in mixed_lines()
+        if tokenizer.encode(line, add_special=False)
+        != ask("/tokenize", content=line, add_special=False, parse_special=True)["tokens"]
+    ]
+    assert different == []
+
+
+@pytest.mark.timeout(600)
+@torch.inference_mode()
+def test_the_best_token_is_llama_cpps(smollm2: Path, ask: Ask) -> None:
+    """Teacher-forced over documents; llama.cpp multiplies 4-bit weights with 8-bit activations."""
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    tokens = load_tokenizer(smollm2).encode(text)[: POSITIONS + 1]
+    decoder = load_decoder(smollm2, Kernels(exact=True), LoadOptions())
+    best = run(decoder, decoder.new_state("log", 0), tokens, revocable=False).argmax(-1).tolist()
+    theirs = [
+        ask(
+            "/completion",
+            prompt=tokens[:end],
+            n_predict=1,
+            temperature=0.0,
+            cache_prompt=True,
+            return_tokens=True,
+            ignore_eos=False,
+        )["tokens"][0]
+        for end in range(1, POSITIONS + 1)
+    ]
+    equal = sum(ours == their for ours, their in zip(best, theirs, strict=False))
+    print(f"best token equal in {equal} of {POSITIONS} rows")
+    assert equal >= 0.95 * POSITIONS, f"equal in {equal} of {POSITIONS}"
+
+
+def test_it_answers() -> None:
+    engine = Engine.load("smollm2")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    generation = engine.generate(engine.tokenizer.encode_chat(question), max_tokens=24)
+    text = "".join(piece.text for piece in generation)
+    engine.close()
+    assert "Paris" in text
