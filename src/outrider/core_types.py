@@ -109,9 +109,13 @@ class Commit:
 
     `tokens[i]` stands at absolute position `position + i` of the context. The first commit of a
     session is the prompt with the target's first token: position 0, and `tokens` holds all of it.
-    `features`, where taps were asked for, is a tensor [rows, width]; its last row is the hidden
-    state that produced the last token, and each row pairs with the token that follows it: row r
-    belongs to position `position + len(tokens) - 1 - rows + r`.
+    A drafter that asked for taps gets the prompt in several commits instead, one for each piece of
+    the prefill, so that no more hidden states are held than one piece has.
+
+    `features`, where taps were asked for, is a tensor [rows, taps x hidden] of exactly the rows
+    that became final with this commit; its last row is the hidden state that produced the last
+    token, and each row pairs with the token that follows it: row r belongs to position
+    `position + len(tokens) - 1 - rows + r`. It is part of a pass's output: copy what is kept.
     """
 
     position: int
@@ -123,6 +127,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter asks of the target: the layers to tap (0-based layer outputs)."""
+    """What a drafter asks of the target: the layers to tap.
+
+    Layer i's output (0-based) is tap i; -1 is the embedding's output, and the number of layers is
+    the last layer's output behind the final norm, which is what the head reads.
+    """
 
     taps: tuple[int, ...] = field(default=())

@@ -27,8 +27,8 @@ class LentController(Controller):
 def controls(speculative: SpeculativeConfig, windows: WindowLimits) -> bool:
     """Whether a controller chooses the number of drafts: no number was asked for, and windows
     run one at a time."""
-    serial = windows.depth == 1 and windows.runahead is None
-    return speculative.max_draft_tokens == "auto" and serial and speculative.method != "off"
+    chosen = speculative.max_draft_tokens == "auto" and speculative.method != "off"
+    return chosen and windows.serial
 
 
 def budget_factory(

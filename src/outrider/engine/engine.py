@@ -16,7 +16,7 @@ from outrider.engine.loop import step
 from outrider.engine.session import FinishReason, Limits, Piece, Session, finish
 from outrider.engine.text import TextStream
 from outrider.engine.windows import Ledger
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 from outrider.telemetry.counters import Counters, timings
@@ -42,6 +42,11 @@ class WindowLimits:
     width: int
     depth: int = 1
     runahead: int | None = None
+
+    @property
+    def serial(self) -> bool:
+        """Whether a window is judged before the next one is issued."""
+        return self.depth == 1 and self.runahead is None
 
 
 DrafterFactory = Callable[[SamplingParams, Budget], Drafter]
@@ -174,7 +179,7 @@ class Engine:
         sampling = (sampling or self.sampling_defaults).with_seed()
         sampling.check_vocabulary(self.stage.vocab_size)
         session = self._session(tokens, sampling, limits, stop, self._speculation(method))
-        self.stage.open(session.id, sampling, len(tokens))
+        self.stage.open(session.id, sampling, len(tokens), session.taps)
         self._sessions[session.id] = session
         return Generation(self, session)
 
@@ -224,6 +229,12 @@ class Engine:
         speculation: Speculation,
     ) -> Session:
         windows, budget = speculation.windows, speculation.budget()
+        drafter = speculation.drafter(sampling, budget) if speculation.drafter else None
+        if drafter is not None and drafter.needs.taps and not windows.serial:
+            raise ConfigError(
+                f"{drafter.name} reads the target's hidden states of each window before it drafts "
+                "the next: use speculative.verify_window.depth = 1 and no runahead_tokens."
+            )
         ledger = Ledger(
             length=len(tokens),
             width=windows.width,
@@ -238,7 +249,7 @@ class Engine:
             limits=limits,
             ledger=ledger,
             text=TextStream(self.tokenizer, stop, tokens[-TEXT_CONTEXT:]),
-            drafter=speculation.drafter(sampling, budget) if speculation.drafter else None,
+            drafter=drafter,
             budget=budget,
             fallback=speculation.fallback,
             counters=Counters(exact=self.stage.exact),

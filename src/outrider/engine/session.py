@@ -5,11 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 from outrider.core_types import Commit, Context, Draft, Reply, TokenLogprob, Window
 from outrider.draft.base import Drafter
 from outrider.engine.budget import Budget
 from outrider.engine.text import TextStream
 from outrider.engine.windows import Issued, Ledger, Verdict
+from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters
 
@@ -44,6 +47,7 @@ class Session:
     """Mutable state of one request; `outrider.engine.loop` moves it forward.
 
     `boundary` is the log-probability of a draft that the window before it judged, where asked for.
+    `observed` counts the prompt rows whose hidden states the drafter has got, where it asked.
     """
 
     id: int
@@ -60,6 +64,7 @@ class Session:
     finish_reason: FinishReason | None = None
     pieces: list[Piece] = field(default_factory=list)
     prefilled: int = 0
+    observed: int = 0
     sampled: Draft | None = None
     drafting: tuple[int, float] = (0, 0.0)
     boundary: tuple[TokenLogprob, ...] = ()
@@ -80,6 +85,11 @@ class Session:
         """Tokens that may still be generated."""
         by_length = self.limits.max_length - len(self.tokens)
         return min(self.limits.max_tokens - self.generated, by_length)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose hidden states the drafter asked for."""
+        return self.drafter.needs.taps if self.drafter is not None else ()
 
     @property
     def prefilling(self) -> bool:
@@ -211,7 +221,7 @@ def absorb(session: Session, reply: Reply) -> int | None:
     session.budget.learn(source, judged, verdict.accepted)
     position = len(session.tokens)
     _commit(session, verdict, _logprobs(session, verdict, reply))
-    _observe(session, verdict, position)
+    _observe(session, verdict, position, reply)
     return epoch if verdict.voided else None
 
 
@@ -225,23 +235,48 @@ def _logprobs(session: Session, verdict: Verdict, reply: Reply) -> tuple[TokenLo
 
 
 def _absorb_prefill(session: Session, reply: Reply) -> None:
-    if not reply.tokens:
+    if reply.tokens:
+        _first_token(session, reply)
+    if session.drafter is None or session.done:
         return
+    if session.taps:
+        session.drafter.observe(_prompt_piece(session, reply))
+    elif reply.tokens:
+        session.drafter.observe(Commit(position=0, tokens=tuple(session.tokens)))
+
+
+def _first_token(session: Session, reply: Reply) -> None:
     now = time.perf_counter()
     session.first_token_at = session.occupied_at = now
     counters = session.counters
     counters.prompt_n, counters.prompt_ms = session.prompt_len, (now - session.began) * 1e3
     counters.verify_ms = 0.0  # the prefill's time is prompt_ms
     counters.first_tokens = 1
-    prompt = tuple(session.tokens)
-    verdict = Verdict(tokens=reply.tokens)
     session.ledger.length = len(session.tokens) + 1
-    _commit(session, verdict, reply.logprobs)
-    if session.drafter is not None and not session.done:
-        session.drafter.observe(Commit(position=0, tokens=prompt + reply.tokens))
+    _commit(session, Verdict(tokens=reply.tokens), reply.logprobs)
 
 
-def _observe(session: Session, verdict: Verdict, position: int) -> None:
+def _prompt_piece(session: Session, reply: Reply) -> Commit:
+    """The rows of one piece of the prompt, each with the token behind it."""
+    features = _features(reply)
+    start = session.observed
+    session.observed += len(features)
+    position = start + 1 if start else 0
+    tokens = tuple(session.tokens[position : session.observed + 1])
+    return Commit(position=position, tokens=tokens, features=features)
+
+
+def _features(reply: Reply, rows: int | None = None) -> Tensor:
+    """The first `rows` hidden states of a reply, or all."""
+    if not isinstance(reply.taps, Tensor):
+        raise StageError(
+            f"the reply to window {reply.id} has no hidden states, but the drafter reads them; "
+            "use a stage that hands them over, or a method that needs none."
+        )
+    return reply.taps[:rows]
+
+
+def _observe(session: Session, verdict: Verdict, position: int, reply: Reply) -> None:
     if session.drafter is None or session.done:
         return
     session.drafter.observe(
@@ -250,6 +285,7 @@ def _observe(session: Session, verdict: Verdict, position: int) -> None:
             tokens=verdict.tokens,
             accepted=verdict.accepted,
             source=verdict.sources[0] if verdict.sources else None,
+            features=_features(reply, len(verdict.tokens)) if session.taps else None,
         )
     )
 

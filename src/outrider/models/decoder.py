@@ -101,7 +101,7 @@ class Decoder:
         """Run rows [N, hidden] of `spans`, in order, through these layers; advance the states.
 
         Returns the hidden states [N, hidden] behind the last layer and, where `taps` names layers
-        (output of layer i, -1 for the embedding's), their states side by side [N, taps * hidden].
+        (see `core_types.Needs`), their states side by side [N, taps * hidden].
         """
         plan = plan_pass(spans, self.tables, hidden)
         kept = {EMBEDDING_TAP: hidden} if EMBEDDING_TAP in taps else {}
@@ -109,6 +109,8 @@ class Decoder:
             hidden = layer(hidden, plan)
             if number in taps:
                 kept[number] = hidden
+        if self.norm is not None and self.config.num_layers in taps:
+            kept[self.config.num_layers] = self.norm(hidden)
         return hidden, torch.cat([kept[tap] for tap in taps], -1) if taps else None
 
     def logits(self, hidden: Tensor) -> Tensor:
