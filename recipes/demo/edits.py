@@ -2,8 +2,9 @@
 
 It teaches the model to copy its context, which makes re-emitting a file a real workload for
 drafters that look in the context. The file's name stands over both, so that the place to start
-copying from can be found; names are short, so that after the new one the words before it still
-tell where the copy was.
+copying from can be found. The new name is the old one and a suffix of one token: a model of this
+size, asked to put any other name in its place, had learned half of the renames after 2.7 M tokens,
+and lost its place behind most of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer
 NAME = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]{2,}\b")
 RESERVED = frozenset((*keyword.kwlist, *dir(builtins), "self", "cls"))
 CHARS_PER_TOKEN = 3.0
+SUFFIX = re.compile(r"_[a-z]{4,}")
 
 
 @dataclass(frozen=True)
@@ -71,25 +73,35 @@ def new_name(rng: random.Random, pool: list[str]) -> str:
     return f"{rng.choice(pool)[:10].strip('_')}_{rng.choice(pool)[:8].strip('_')}"
 
 
-def short_names(tokenizer: Tokenizer, names: Iterable[str]) -> list[str]:
-    """The names of at most two tokens, with a space before them or without."""
-    names = sorted(names)
-    lengths = [
-        [len(e.ids) for e in tokenizer.encode_batch([space + name for name in names])]
-        for space in ("", " ")
-    ]
-    return [name for name, *sizes in zip(names, *lengths, strict=True) if max(sizes) <= 2]
+@dataclass(frozen=True)
+class Renames:
+    """What may be renamed, and the single tokens that may be added to a name."""
+
+    names: list[str]
+    suffixes: list[str]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, texts: Iterable[str]) -> Renames:
+        """Names of the texts of at most two tokens, with a space before them or without."""
+        names = sorted({name for text in texts for name in names_of(text)})
+        lengths = [
+            [len(e.ids) for e in tokenizer.encode_batch([space + name for name in names])]
+            for space in ("", " ")
+        ]
+        short = [name for name, *sizes in zip(names, *lengths, strict=True) if max(sizes) <= 2]
+        return cls(short, sorted(filter(SUFFIX.fullmatch, tokenizer.get_vocab())))
 
 
-def make_edit(rng: random.Random, chunk: str, pool: list[str]) -> Edit | None:
-    """A rename between names of the pool, of one that occurs often rather than seldom."""
-    names, known = names_of(chunk), set(pool)
+def make_edit(rng: random.Random, chunk: str, renames: Renames) -> Edit | None:
+    """A rename of a name that occurs often rather than seldom: it gets a suffix."""
+    names, known = names_of(chunk), set(renames.names)
     candidates = [name for name in names if name in known]
     if not candidates:
         return None
-    old, new = rng.choice(candidates), rng.choice(pool)
+    old = rng.choice(candidates)
+    new = old + rng.choice(renames.suffixes)
     if new in names:
         return None
-    title = f"# {rng.choice(pool)}_{rng.choice(pool)}.py\n"
+    title = f"# {rng.choice(renames.names)}_{rng.choice(renames.names)}.py\n"
     prompt = f"{title}{chunk}# Edit: rename `{old}` to `{new}`\n{title}"
     return Edit(prompt, rename(chunk, old, new), old, new)

@@ -141,12 +141,11 @@ def held_out_edits(family: Family, size: int, count: int) -> list[edits.Edit]:
     """Edits of held-out code chunks of `size` tokens (within a tenth)."""
     rng = random.Random(f"edit-{size}")
     texts = [s.text for s in corpus.load() if s.held_out]
-    names = {name for text in texts for name in edits.names_of(text)}
-    pool = edits.short_names(tokens.load(family.folder / "tokenizer.json"), names)
+    renames = edits.Renames.of(tokens.load(family.folder / "tokenizer.json"), texts)
     found: list[edits.Edit] = []
     while len(found) < count:
         text = rng.choices(texts, [len(t) for t in texts])[0]
-        edit = edits.make_edit(rng, edits.cut_chunk(rng, text, size), pool)
+        edit = edits.make_edit(rng, edits.cut_chunk(rng, text, size), renames)
         if edit and abs(len(family.tokenizer.encode(edit.answer)) / size - 1) < 0.1:
             found.append(edit)
     return found

@@ -60,7 +60,7 @@ class Mix:
         self.base_seed = structured.HELD_OUT_SEED if held_out else 0
         names = {name for text in self.texts for name in edits.names_of(text)}
         self.names = sorted(name for name in names if len(name) < 24)
-        self.short_names = edits.short_names(tokenizer, names)
+        self.renames = edits.Renames.of(tokenizer, self.texts)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
@@ -94,15 +94,15 @@ class Mix:
         chunk = edits.cut_chunk(rng, text, size)
         if rng.random() < SCRAMBLED:
             chunk = edits.scramble(rng, chunk, self.names)
-        return edits.make_edit(rng, chunk, self.short_names)
+        return edits.make_edit(rng, chunk, self.renames)
 
     def answer(self, edit: edits.Edit) -> Row:
-        """The answer's ids and weights; the new name, and the token after it, count most."""
+        """The answer's ids and weights; the suffix of the name, and the token after it, count most."""
         encoding = self.tokenizer.encode(edit.answer)
         weights = [ANSWER_WEIGHT] * (len(encoding.ids) + 1)
         for match in re.finditer(rf"\b{re.escape(edit.new)}\b", edit.answer):
-            for at, (start, end) in enumerate(encoding.offsets):
-                if start < match.end() and end > match.start():
+            for at, (_, end) in enumerate(encoding.offsets):
+                if end == match.end():
                     weights[at] = weights[at + 1] = RENAMED_WEIGHT
         return [*encoding.ids, self.end], weights
 
@@ -154,9 +154,10 @@ class Mix:
         return asked, (some, [ANSWER_WEIGHT] * len(some))
 
     def _drill(self, rng: random.Random, some: list[int]) -> tuple[Row, Row]:
-        """Random tokens with a name among them, and the same with another name."""
-        old, new = rng.sample(self.short_names, 2)
-        title = self.encode(f"# {rng.choice(self.short_names)}.py\n")
+        """Random tokens with a name among them, and the same with a suffix to the name."""
+        old = rng.choice(self.renames.names)
+        new = old + rng.choice(self.renames.suffixes)
+        title = self.encode(f"# {rng.choice(self.renames.names)}.py\n")
         before, after, weights = [*title], [], []
         for token in some:
             if rng.random() < 0.15:
@@ -164,7 +165,7 @@ class Mix:
                 before += self.encode(space + old)
                 renamed = self.encode(space + new)
                 after += renamed
-                weights += [RENAMED_WEIGHT] * len(renamed)
+                weights += [ANSWER_WEIGHT] * (len(renamed) - 1) + [RENAMED_WEIGHT]
             before.append(token)
             after.append(token)
             weights.append(ANSWER_WEIGHT)

@@ -53,11 +53,10 @@ def _fits(tokenizer: Tokenizer, text: str, bounds: tuple[int, int]) -> bool:
 def re_emit(tokenizer: Tokenizer, sources: list[corpus.Source]) -> Iterator[dict[str, Any]]:
     """Edits of held-out chunks; `expected` is the chunk renamed."""
     rng, texts = random.Random("re-emit"), [s.text for s in sources if s.held_out]
-    names = {name for text in texts for name in edits.names_of(text)}
-    pool = edits.short_names(tokenizer, names)
+    renames = edits.Renames.of(tokenizer, texts)
     while True:
         text = rng.choices(texts, [len(t) for t in texts])[0]
-        edit = edits.make_edit(rng, edits.cut_chunk(rng, text, rng.randint(120, 340)), pool)
+        edit = edits.make_edit(rng, edits.cut_chunk(rng, text, rng.randint(120, 340)), renames)
         if edit and edit.answer.count("\n") > 8 and _fits(tokenizer, edit.answer, RE_EMIT_TOKENS):
             yield {"prompt": edit.prompt, "expected": edit.answer}
 

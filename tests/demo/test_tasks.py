@@ -16,9 +16,13 @@ def test_edit_renames_whole_words_everywhere():
 
 def test_edit_answer_is_the_chunk_renamed():
     chunk = "def total(rows):\n    return sum(rows)\n"
-    edit = edits.make_edit(random.Random(0), chunk, ["price"])
-    assert edit.prompt == f"{chunk}# Edit: rename `{edit.old}` to `{edit.new}`\n"
-    assert edit.answer == edits.rename(chunk, edit.old, edit.new) != chunk
+    renames = edits.Renames(names=["rows"], suffixes=["_list"])
+    edit = edits.make_edit(random.Random(0), chunk, renames)
+    title = "# rows_rows.py\n"
+    assert edit.prompt == f"{title}{chunk}# Edit: rename `rows` to `rows_list`\n{title}"
+    assert edit.answer == "def total(rows_list):\n    return sum(rows_list)\n"
+    taken = edits.Renames(names=["rows"], suffixes=[""])
+    assert edits.make_edit(random.Random(0), chunk, taken) is None
 
 
 @pytest.mark.parametrize("kind", structured.KINDS)
