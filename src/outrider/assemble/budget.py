@@ -7,15 +7,19 @@ from outrider.assemble.target import LoadedTarget
 from outrider.config.run import SpeculativeConfig
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.controller import Controller, Costs
+from outrider.engine.curve import Curve
 from outrider.engine.engine import WindowLimits
 from outrider.models.decoder import Decoder
+
+MOST_ROWS = 128
+"""Rows of the widest pass that is measured for several sequences side by side."""
 
 
 class LentController(Controller):
     """A controller that goes back to its pool when its session ends."""
 
-    def __init__(self, costs: Costs, pool: list["LentController"]) -> None:
-        super().__init__(costs)
+    def __init__(self, costs: Costs, pool: list["LentController"], verify: Curve) -> None:
+        super().__init__(costs, verify=verify)
         self._pool = pool
 
     def close(self) -> None:
@@ -36,18 +40,21 @@ def budget_factory(
     target: LoadedTarget,
     draft: Decoder | None,
     windows: WindowLimits,
+    sequences: int = 1,
 ) -> Callable[[], Budget]:
     """What makes a session's budget.
 
     With several windows in flight the drafts are as many as the windows hold; with one at a time,
-    and no number asked for, a controller chooses. Sessions that follow each other share one, those
-    that run side by side have their own.
+    and no number asked for, a controller chooses. Sessions that follow each other share one, up to
+    `sequences` that run side by side have their own and share what passes cost.
     """
     if not controls(speculative, windows):
         wanted = speculative.max_draft_tokens
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")
-    costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1)
+    rows = max(windows.width, min(windows.width * sequences, MOST_ROWS))
+    costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1, rows=rows)
+    verify = Curve([0.0, *costs.verify])
     pool: list[LentController] = []
-    return lambda: pool.pop() if pool else LentController(costs, pool)
+    return lambda: pool.pop() if pool else LentController(costs, pool, verify)

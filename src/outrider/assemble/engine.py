@@ -3,7 +3,7 @@
 import torch
 
 from outrider.assemble.budget import budget_factory
-from outrider.assemble.drafter import drafter_factory, load_draft
+from outrider.assemble.drafter import DraftModel, draft_state, drafter_factory, load_draft
 from outrider.assemble.memory import check_fits, free_bytes
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.config.checks import check
@@ -16,6 +16,7 @@ from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
 from outrider.sampling.params import SamplingParams
 from outrider.stage.local import LocalStage
+from outrider.state.spec import StateSpec
 from outrider.verify.tail import Tail
 
 SERIAL_ROWS = 16
@@ -28,6 +29,8 @@ class Engine(EngineFacade):
 
     tokenizer: Tokenizer
     kernels: Kernels
+    specs: tuple[StateSpec, ...]
+    """What a sequence holds: the target's state and, where it has one, its drafter's."""
 
     @classmethod
     def load(
@@ -47,18 +50,27 @@ class Engine(EngineFacade):
         )
 
     @classmethod
-    def load_run(cls, config: RunConfig) -> "Engine":
-        """Load everything that a whole configuration names."""
+    def load_run(cls, config: RunConfig, sequences: int = 1) -> "Engine":
+        """Load everything that a whole configuration names, for `sequences` side by side."""
         check(config)
         target = load_target(config.target)
         windows = window_limits(config.speculative)
-        speculation = _speculation(config, target, windows)
+        name = config.speculative.draft_model
+        draft = load_draft(name, target) if name is not None else None
+        speculation = _speculation(config, target, windows, draft, sequences)
         capacity = _capacity(config, windows)
         _check_memory(target.decoder, config.state, capacity)
         stage = LocalStage(target.decoder, config.state.rollback, capacity, make_picker)
         defaults = sampling_defaults(target.folder)
         engine = cls(stage, target.tokenizer, speculation, defaults)
         engine.kernels = target.kernels
+        spec = target.decoder.state_spec(config.state.rollback, capacity)
+        drafts = draft_state(config, windows) if draft else None
+        engine.specs = (
+            (spec, draft.decoder.state_spec(drafts.policy, drafts.capacity))
+            if draft and drafts
+            else (spec,)
+        )
         return engine
 
     def describe(self) -> dict[str, object]:
@@ -66,15 +78,19 @@ class Engine(EngineFacade):
         return {"exact": self.stage.exact, "kernels": self.kernels.report()}
 
 
-def _speculation(config: RunConfig, target: LoadedTarget, windows: WindowLimits) -> Speculation:
+def _speculation(
+    config: RunConfig,
+    target: LoadedTarget,
+    windows: WindowLimits,
+    draft: DraftModel | None,
+    sequences: int,
+) -> Speculation:
     speculative = config.speculative
-    name = speculative.draft_model
-    draft = load_draft(name, target) if name is not None else None
     decoder = draft.decoder if draft else None
     return Speculation(
         method=speculative.method,
         drafter=drafter_factory(config, target, windows, draft),
-        budget=budget_factory(speculative, target, decoder, windows),
+        budget=budget_factory(speculative, target, decoder, windows, sequences),
         windows=windows,
         fallback="draft" if speculative.ngram_fallback == "draft" else None,
     )
@@ -82,7 +98,7 @@ def _speculation(config: RunConfig, target: LoadedTarget, windows: WindowLimits)
 
 def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
     """The verifier of one session."""
-    return Tail(sampling, prompt_len=prompt_len)
+    return Tail(sampling, prompt_len=prompt_len, choice=sampling.choice)
 
 
 def window_limits(speculative: SpeculativeConfig) -> WindowLimits:

@@ -103,9 +103,49 @@ class StateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """`outrider serve`: where it listens, who may ask, and how much at once.
+
+    `api_key` is one key, or several with commas between them; None lets everyone in. `state_mib`
+    bounds the states of running sequences (None: half of the free memory), `prefix_mib` what is
+    kept of earlier prompts (0: nothing). `prompt_rows` of a pass go to prompts while others decode.
+    Times are in seconds: a request may take `request_seconds`, `body_seconds` to arrive, and has
+    `shutdown_seconds` to finish once the server is told to end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = field(default=8000, metadata={"low": 0, "high": 65535})
+    api_key: str | None = None
+    model_name: str | None = None
+    max_sequences: int = field(default=16, metadata={"low": 1, "high": 1024})
+    max_queue: int = field(default=64, metadata={"low": 0, "high": 100_000})
+    max_body_mib: int = field(default=8, metadata={"low": 1, "high": 1024})
+    state_mib: int | None = field(default=None, metadata={"low": 1})
+    prefix_mib: int = field(default=256, metadata={"low": 0})
+    prompt_rows: int = field(default=64, metadata={"low": 64, "high": 4096})
+    request_seconds: float = field(default=600.0, metadata={"low": 0.001})
+    body_seconds: float = field(default=30.0, metadata={"low": 0.001})
+    shutdown_seconds: float = field(default=20.0, metadata={"low": 0.0})
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, "server")
+        if self.api_key is not None and not all(self.keys()):
+            raise ConfigError(
+                "server.api_key holds an empty key, which would let everyone in: leave it out to "
+                "mean that, or give keys with single commas between them."
+            )
+
+    def keys(self) -> tuple[str, ...]:
+        """The API keys, none where everyone is let in."""
+        return () if self.api_key is None else tuple(map(str.strip, self.api_key.split(",")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything that a run needs to start."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     state: StateConfig = field(default_factory=StateConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)

@@ -134,6 +134,8 @@ class Part:
                 taps=_beside(frame.taps, tapped[index] if tapped and slot.taps else None),
                 picked=picked[index] if picked else None,
                 verify_ms=frame.verify_ms + elapsed,
+                pass_rows=sum(sizes),
+                pass_sessions=len(sizes),
                 rollback_ms=frame.rollback_ms + back.ms,
                 rollback=_costlier(frame.rollback, back.kind),
             )
