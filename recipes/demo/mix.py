@@ -97,7 +97,7 @@ class Mix:
         return edits.make_edit(rng, chunk, self.renames)
 
     def answer(self, edit: edits.Edit) -> Row:
-        """The answer's ids and weights; the suffix of the name, and the token after it, count most."""
+        """The answer with its weights; the suffix, and the token after it, count most."""
         encoding = self.tokenizer.encode(edit.answer)
         weights = [ANSWER_WEIGHT] * (len(encoding.ids) + 1)
         for match in re.finditer(rf"\b{re.escape(edit.new)}\b", edit.answer):

@@ -36,6 +36,8 @@ class Window:
     The first window of an epoch holds the pending token and drafts (`opens_epoch`), later ones
     hold drafts only and start where the last one ended. Prefill windows have `wanted` 0 or 1.
     `draft_probs`, a tensor [len(tokens) - 1, vocab], accompanies sampled drafts (depth 1 only).
+    `given` are prompt tokens known to follow the first wanted rows: nothing is picked there, they
+    are answered as they are, with their log-probabilities.
     """
 
     session: int
@@ -47,6 +49,7 @@ class Window:
     wanted: int
     opens_epoch: bool = True
     draft_probs: object | None = None
+    given: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -70,6 +73,8 @@ class Reply:
     `tokens[i]` is the target's own token after the i-th wanted row, so a draft is accepted exactly
     when it equals the reply of the row before it, whichever verifier picked the token.
     `taps`: tensor [rows, sum of tapped widths] of the hidden states asked for, or None.
+    `verify_ms` is what the whole pass took, which ran `pass_rows` rows of `pass_sessions` sessions
+    (0: this window's alone).
     """
 
     session: int
@@ -79,6 +84,8 @@ class Reply:
     logprobs: tuple[TokenLogprob, ...] = ()
     taps: object | None = None
     verify_ms: float = 0.0
+    pass_rows: int = 0
+    pass_sessions: int = 0
     rollback_ms: float = 0.0
     rollback: str | None = None
 

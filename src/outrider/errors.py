@@ -23,3 +23,11 @@ class StageError(OutriderError):
 
 class RequestError(OutriderError):
     """A request that cannot be served: empty or too long a prompt, limits, a full queue."""
+
+
+class LengthError(RequestError):
+    """A prompt that leaves no room in the context."""
+
+
+class BusyError(RequestError):
+    """A request that could be served later: the queue is full, or the server is going down."""

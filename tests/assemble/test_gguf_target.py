@@ -14,7 +14,7 @@ PROMPT = "def fib(n):\n    return n if n < 2 else fib(n"
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    plain = content("qwen35", build("qwen35"))
+    plain = content(build("qwen35"))
     metadata = {**plain.metadata, **byte_level_metadata("qwen2", size=96)}
     given = Content(architecture="qwen35", metadata=metadata, tensors=plain.tensors)
     return write(given, tmp_path_factory.mktemp("gguf") / "hybrid.gguf")

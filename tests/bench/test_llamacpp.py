@@ -17,7 +17,7 @@ def target(path: Path, draft: Path | None = None) -> PeerTarget:
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory) -> Path:
-    whole = content("llama", build("llama"))
+    whole = content(build("llama"))
     size = whole.tensors["token_embd.weight"].shape[0]
     whole.metadata.update(byte_level_metadata("gpt-2", size))
     return write(whole, tmp_path_factory.mktemp("gguf") / "tiny.gguf")

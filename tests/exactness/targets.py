@@ -95,7 +95,7 @@ class Target:
 
 
 def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
-    return Tail(sampling, prompt_len=prompt_len)
+    return Tail(sampling, prompt_len=prompt_len, choice=sampling.choice)
 
 
 @functools.cache

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -23,10 +24,14 @@ def smollm2() -> Path:
     return packaged.path("smollm2")
 
 
-@pytest.fixture(scope="session")
-def ask(smollm2: Path) -> Iterator[Ask]:
-    """Ask llama.cpp's server: the path and the fields of the request."""
-    server, peer = LlamaCppPeer("llama.cpp", parameters(xllamacpp, smollm2)).start()
+@contextmanager
+def serve(file: Path) -> Iterator[Ask]:
+    """Ask llama.cpp's server with a file: the path and the fields of the request."""
+    settings = parameters(xllamacpp, file)
+    # Keys and values in fp32, as here; its own default is fp16.
+    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    server, peer = LlamaCppPeer("llama.cpp", settings).start()
 
     def ask(path: str, **fields: Any) -> Any:
         body = json.dumps(fields).encode()
@@ -36,3 +41,9 @@ def ask(smollm2: Path) -> Iterator[Ask]:
 
     yield ask
     del server
+
+
+@pytest.fixture(scope="session")
+def ask(smollm2: Path) -> Iterator[Ask]:
+    with serve(smollm2) as ask:
+        yield ask

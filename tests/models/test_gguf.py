@@ -32,7 +32,7 @@ def logits(path: Path, **options: int) -> Tensor:
 def test_logits_equal_those_of_the_folder(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path / "folder")
-    file = write(content(name, model), tmp_path / "model.gguf")
+    file = write(content(model), tmp_path / "model.gguf")
     expected = model(torch.tensor([random_tokens(70)])).logits[0]
     ours = logits(file)
     assert expected.std() > 0.1
@@ -47,7 +47,7 @@ def test_logits_equal_those_of_the_folder(name: str, tmp_path: Path) -> None:
 def test_a_quantised_file_is_the_model_of_its_rounded_numbers(
     name: str, kind: Kind, tmp_path: Path
 ) -> None:
-    whole = content(name, build(name))
+    whole = content(build(name))
     small = quantised(whole, kind)
     ours = logits(write(small, tmp_path / "small.gguf"))
     assert torch.equal(ours, logits(write(rounded(small), tmp_path / "rounded.gguf")))
@@ -83,7 +83,7 @@ def test_a_q4_k_block_is_scale_times_code_minus_minimum(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_a_split_model_equals_the_whole(tmp_path: Path) -> None:
-    whole = content("qwen3", build("qwen3"))
+    whole = content(build("qwen3"))
     names = list(whole.tensors)
     parts = [names[:5], names[5:9], names[9:]]
     paths = [tmp_path / f"m-{at:05}-of-00003.gguf" for at in (1, 2, 3)]
@@ -111,7 +111,7 @@ def test_a_split_model_equals_the_whole(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_a_range_of_layers_leaves_the_others(tmp_path: Path) -> None:
-    file = write(content("qwen35", build("qwen35")), tmp_path / "m.gguf")
+    file = write(content(build("qwen35")), tmp_path / "m.gguf")
     stage = load_decoder(file, Kernels(exact=False), LoadOptions(first=1, last=3))
     assert len(stage.layers) == 2
     assert stage.embedding is None
@@ -120,7 +120,7 @@ def test_a_range_of_layers_leaves_the_others(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_layers_for_multi_token_prediction_are_left(tmp_path: Path) -> None:
-    plain = content("qwen35", build("qwen35"))
+    plain = content(build("qwen35"))
     more = Content(
         architecture="qwen35",
         metadata={
@@ -137,7 +137,7 @@ def test_layers_for_multi_token_prediction_are_left(tmp_path: Path) -> None:
 
 
 def test_folders_and_other_files_are_told_apart(tmp_path: Path) -> None:
-    file = write(content("llama", build("llama")), tmp_path / "m.gguf")
+    file = write(content(build("llama")), tmp_path / "m.gguf")
     assert is_gguf(file)
     with pytest.raises(CheckpointError, match=r"holds GGUF files: name one itself, such as .*m.gg"):
         is_gguf(tmp_path)
@@ -176,7 +176,7 @@ CHANGES: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_metadata_that_does_not_fit_is_refused(change: str, tmp_path: Path) -> None:
     values, message = CHANGES[change]
-    plain = content("llama", build("llama"))
+    plain = content(build("llama"))
     architecture = str(values.pop("general.architecture", "llama"))
     changed = Content(
         architecture=architecture,
@@ -191,7 +191,7 @@ def test_metadata_that_does_not_fit_is_refused(change: str, tmp_path: Path) -> N
 def test_types_that_are_known_and_not_supported_are_named(tmp_path: Path) -> None:
     assert Kind.IQ4_XS not in SUPPORTED
     raw = np.zeros((96, GGML_QUANT_SIZES[Kind.IQ4_NL][1] * 2), dtype=np.uint8)
-    plain = content("llama", build("llama"))
+    plain = content(build("llama"))
     changed = Content(
         architecture="llama",
         metadata=plain.metadata,

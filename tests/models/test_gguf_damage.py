@@ -25,7 +25,7 @@ HUGE = (1 << 63) - 1
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    plain = content("llama", build("llama"))
+    plain = content(build("llama"))
     given = Content(
         architecture="llama",
         metadata={**plain.metadata, **byte_level_metadata("gpt-2", size=96)},

@@ -72,7 +72,7 @@ def test_int8_is_near_the_whole_numbers_and_not_them(folder: Path) -> None:
 def test_a_gguf_file_is_rounded_as_its_folder_is(tmp_path: Path) -> None:
     model = build("qwen3")
     model.save_pretrained(tmp_path / "folder")
-    file = write(content("qwen3", model), tmp_path / "m.gguf")
+    file = write(content(model), tmp_path / "m.gguf")
     tokens = random_tokens(40)
     ours, theirs = (load(path, quantize="int8") for path in (file, tmp_path / "folder"))
     assert torch.equal(

@@ -4,18 +4,22 @@ from collections.abc import Callable
 
 from outrider.assemble.calibration import measure_costs
 from outrider.assemble.target import LoadedTarget
-from outrider.config.run import RunConfig
+from outrider.config.run import SpeculativeConfig
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.controller import Controller, Costs
+from outrider.engine.curve import Curve
 from outrider.engine.engine import WindowLimits
 from outrider.models.decoder import Decoder
+
+MOST_ROWS = 128
+"""Rows of the widest pass that is measured for several sequences side by side."""
 
 
 class LentController(Controller):
     """A controller that goes back to its pool when its session ends."""
 
-    def __init__(self, costs: Costs, pool: list["LentController"]) -> None:
-        super().__init__(costs)
+    def __init__(self, costs: Costs, pool: list["LentController"], verify: Curve) -> None:
+        super().__init__(costs, verify=verify)
         self._pool = pool
 
     def close(self) -> None:
@@ -24,32 +28,33 @@ class LentController(Controller):
         self._pool.append(self)
 
 
-def controls(config: RunConfig, windows: WindowLimits) -> bool:
+def controls(speculative: SpeculativeConfig, windows: WindowLimits) -> bool:
     """Whether a controller chooses the number of drafts: no number was asked for, and windows
-    run one at a time, here."""
-    speculative = config.speculative
+    run one at a time."""
     chosen = speculative.max_draft_tokens == "auto" and speculative.method != "off"
-    return chosen and windows.serial and config.stages.is_local
+    return chosen and windows.serial
 
 
 def budget_factory(
-    config: RunConfig,
+    speculative: SpeculativeConfig,
     target: LoadedTarget,
     draft: Decoder | None,
     windows: WindowLimits,
+    sequences: int = 1,
 ) -> Callable[[], Budget]:
     """What makes a session's budget.
 
     With several windows in flight the drafts are as many as the windows hold; with one at a time,
-    and no number asked for, a controller chooses. Sessions that follow each other share one, those
-    that run side by side have their own.
+    and no number asked for, a controller chooses. Sessions that follow each other share one, up to
+    `sequences` that run side by side have their own and share what passes cost.
     """
-    speculative = config.speculative
-    if not controls(config, windows):
+    if not controls(speculative, windows):
         wanted = speculative.max_draft_tokens
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")
-    costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1)
+    rows = max(windows.width, min(windows.width * sequences, MOST_ROWS))
+    costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1, rows=rows)
+    verify = Curve([0.0, *costs.verify])
     pool: list[LentController] = []
-    return lambda: pool.pop() if pool else LentController(costs, pool)
+    return lambda: pool.pop() if pool else LentController(costs, pool, verify)

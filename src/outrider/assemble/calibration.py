@@ -25,23 +25,26 @@ def measure_costs(
     sources: Sequence[str],
     *,
     drafts: int,
+    rows: int | None = None,
     seconds: float = 0.8,
     clock: Clock = time.perf_counter,
 ) -> Costs:
-    """Time passes of 1 to `drafts` + 1 rows; `sources` in the order in which they are asked.
+    """Time passes of 1 to `drafts` + 1 rows (or `rows`); `sources` in the order of asking.
 
     Milliseconds. Stops after about `seconds`, each width measured once at least. All sources but
     `draft` count as free. Drafting k tokens is one pass of two rows, since the last draft of a
     round is caught up on in the next, and k - 1 passes of one.
     """
     share = seconds if draft is None else seconds / 2
-    verify = _per_rows(target, _widths(drafts + 1), share, clock)
+    verify = _per_rows(target, _widths(rows or drafts + 1), share, clock)
     paid: list[float] = []
     if draft is not None and drafts:
         single, double = _per_rows(draft, [1, 2], share, clock)
         paid = [double + single * more for more in range(drafts)]
     return Costs(
-        verify=verify, draft={source: paid if source == "draft" else () for source in sources}
+        verify=verify,
+        draft={source: paid if source == "draft" else () for source in sources},
+        drafts=drafts,
     )
 
 

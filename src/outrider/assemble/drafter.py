@@ -46,13 +46,12 @@ def drafter_factory(
     method = config.speculative.method
     if method == "off":
         return None
-    weighed = draft is None or controls(config, windows)
+    weighed = draft is None or controls(config.speculative, windows)
     makers = [_LOOKUPS[name] for name in method.split("+") if name in _LOOKUPS]
     if draft is None:
         return lambda sampling, budget: _chain(budget, makers[0](weighed))
 
-    capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
-    settings = DraftStateSettings(policy=config.state.rollback, capacity=capacity)
+    settings = draft_state(config, windows)
     rows = target.decoder.config.vocab_size
 
     def make(sampling: SamplingParams, budget: Budget) -> Drafter:
@@ -61,6 +60,12 @@ def drafter_factory(
         return _chain(budget, *[lookup(weighed) for lookup in makers], model)
 
     return make
+
+
+def draft_state(config: RunConfig, windows: WindowLimits) -> DraftStateSettings:
+    """How a draft model's state takes back what is in flight and what it drafts."""
+    capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
+    return DraftStateSettings(policy=config.state.rollback, capacity=capacity)
 
 
 def _chain(budget: Budget, *drafters: Drafter) -> Drafter:
@@ -99,7 +104,7 @@ def load_draft(name: str, target: LoadedTarget) -> DraftModel:
 
 
 def _decoder(folder: Path, target: LoadedTarget) -> Decoder:
-    if target.is_whole and folder.resolve() == target.folder.resolve():
+    if folder.resolve() == target.folder.resolve():
         return target.decoder
     return load_decoder(folder, target.kernels, replace(target.options, max_length=None))
 
@@ -127,6 +132,6 @@ def _chooser(
         vocab_size=shared,
         target_rows=target_rows,
         temperature=speculative.draft_temperature,
-        key=Key(seed=sampling.seed or 0, choice=0),
+        key=Key(seed=sampling.seed or 0, choice=sampling.choice),
         min_probability=speculative.min_probability,
     )

@@ -3,24 +3,21 @@
 import torch
 
 from outrider.assemble.budget import budget_factory
-from outrider.assemble.drafter import drafter_factory, load_draft
+from outrider.assemble.drafter import DraftModel, draft_state, drafter_factory, load_draft
 from outrider.assemble.memory import check_fits, free_bytes
-from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.config.checks import check
-from outrider.config.run import (
-    RunConfig,
-    SpeculativeConfig,
-    StagesConfig,
-    StateConfig,
-    TargetConfig,
-)
+from outrider.config.run import RunConfig, SpeculativeConfig, StateConfig, TargetConfig
 from outrider.engine.engine import Engine as EngineFacade
 from outrider.engine.engine import Speculation, WindowLimits
-from outrider.models.decoder import Decoder, state_spec
+from outrider.models.decoder import Decoder
 from outrider.models.generation import sampling_defaults
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
+from outrider.sampling.params import SamplingParams
+from outrider.stage.local import LocalStage
+from outrider.state.spec import StateSpec
+from outrider.verify.tail import Tail
 
 SERIAL_ROWS = 16
 """Rows of a window that the controller may use up when windows run one at a time."""
@@ -32,6 +29,8 @@ class Engine(EngineFacade):
 
     tokenizer: Tokenizer
     kernels: Kernels
+    specs: tuple[StateSpec, ...]
+    """What a sequence holds: the target's state and, where it has one, its drafter's."""
 
     @classmethod
     def load(
@@ -40,7 +39,6 @@ class Engine(EngineFacade):
         *,
         speculative: SpeculativeConfig | None = None,
         state: StateConfig | None = None,
-        stages: StagesConfig | None = None,
     ) -> "Engine":
         """Load a target by name, folder or `ID@REVISION`, with its drafter."""
         return cls.load_run(
@@ -48,23 +46,31 @@ class Engine(EngineFacade):
                 target=TargetConfig(path=target) if isinstance(target, str) else target,
                 speculative=speculative or SpeculativeConfig(),
                 state=state or StateConfig(),
-                stages=stages or StagesConfig(),
             )
         )
 
     @classmethod
-    def load_run(cls, config: RunConfig) -> "Engine":
-        """Load everything that a whole configuration names."""
+    def load_run(cls, config: RunConfig, sequences: int = 1) -> "Engine":
+        """Load everything that a whole configuration names, for `sequences` side by side."""
         check(config)
-        target = load_target(config.target, config.stages)
+        target = load_target(config.target)
         windows = window_limits(config.speculative)
-        speculation = _speculation(config, target, windows)
+        name = config.speculative.draft_model
+        draft = load_draft(name, target) if name is not None else None
+        speculation = _speculation(config, target, windows, draft, sequences)
         capacity = _capacity(config, windows)
         _check_memory(target.decoder, config.state, capacity)
+        stage = LocalStage(target.decoder, config.state.rollback, capacity, make_picker)
         defaults = sampling_defaults(target.folder)
-        stage = make_stage(config, target, capacity)
         engine = cls(stage, target.tokenizer, speculation, defaults)
         engine.kernels = target.kernels
+        spec = target.decoder.state_spec(config.state.rollback, capacity)
+        drafts = draft_state(config, windows) if draft else None
+        engine.specs = (
+            (spec, draft.decoder.state_spec(drafts.policy, drafts.capacity))
+            if draft and drafts
+            else (spec,)
+        )
         return engine
 
     def describe(self) -> dict[str, object]:
@@ -72,18 +78,27 @@ class Engine(EngineFacade):
         return {"exact": self.stage.exact, "kernels": self.kernels.report()}
 
 
-def _speculation(config: RunConfig, target: LoadedTarget, windows: WindowLimits) -> Speculation:
+def _speculation(
+    config: RunConfig,
+    target: LoadedTarget,
+    windows: WindowLimits,
+    draft: DraftModel | None,
+    sequences: int,
+) -> Speculation:
     speculative = config.speculative
-    name = speculative.draft_model
-    draft = load_draft(name, target) if name is not None else None
     decoder = draft.decoder if draft else None
     return Speculation(
         method=speculative.method,
         drafter=drafter_factory(config, target, windows, draft),
-        budget=budget_factory(config, target, decoder, windows),
+        budget=budget_factory(speculative, target, decoder, windows, sequences),
         windows=windows,
         fallback="draft" if speculative.ngram_fallback == "draft" else None,
     )
+
+
+def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
+    """The verifier of one session."""
+    return Tail(sampling, prompt_len=prompt_len, choice=sampling.choice)
 
 
 def window_limits(speculative: SpeculativeConfig) -> WindowLimits:
@@ -116,7 +131,4 @@ def _check_memory(decoder: Decoder, state: StateConfig, capacity: int) -> None:
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])
     if free is not None:
-        kinds = decoder.config.layer_kinds  # of all stages: they share this machine
-        size = decoder.dtype.itemsize
-        spec = state_spec(decoder.config, kinds, state.rollback, capacity, size)
-        check_fits(spec, decoder.max_length, free)
+        check_fits(decoder.state_spec(state.rollback, capacity), decoder.max_length, free)

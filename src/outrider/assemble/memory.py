@@ -22,6 +22,11 @@ def check_fits(spec: StateSpec, max_length: int, available: int) -> None:
         )
 
 
+def held_bytes(spec: StateSpec, length: int) -> int:
+    """Bytes that a state of `length` positions may come to hold: its pages grow by doubling."""
+    return spec.recurrent_bytes() + 2 * spec.attention_bytes(length)
+
+
 def free_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Memory that can still be used without swapping; None where the system does not tell."""
     if meminfo.exists():

@@ -103,50 +103,42 @@ class StateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkConfig:
-    """One way of the link between two stages, as it is made on one machine: the delay, how far it
-    may lie above or below that, and megabits a second (None: no limit)."""
+class ServerConfig:
+    """`outrider serve`: where it listens, who may ask, and how much at once.
 
-    delay_ms: float = field(default=0.0, metadata={"low": 0.0, "high": 60_000.0})
-    jitter_ms: float = field(default=0.0, metadata={"low": 0.0, "high": 60_000.0})
-    mbps: float | None = field(default=None, metadata={"low": 0.001})
-
-    def __post_init__(self) -> None:
-        check_fields(self, "stages.link")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagesConfig:
-    """The target's layers cut into `count` stages; `layers` names how many each has, as in "5,3".
-
-    Without `layers` they are cut evenly. `processes` runs each stage in a process of its own;
-    `deadline_s` is the longest silence there while an answer is owed.
+    `api_key` is one key, or several with commas between them; None lets everyone in. `state_mib`
+    bounds the states of running sequences (None: half of the free memory), `prefix_mib` what is
+    kept of earlier prompts (0: nothing). `prompt_rows` of a pass go to prompts while others decode.
+    Times are in seconds: a request may take `request_seconds`, `body_seconds` to arrive, and has
+    `shutdown_seconds` to finish once the server is told to end.
     """
 
-    count: int = field(default=1, metadata={"low": 1, "high": 64})
-    layers: str | None = None
-    processes: bool = False
-    deadline_s: float = field(default=300.0, metadata={"low": 0.1})
-    link: LinkConfig = field(default_factory=LinkConfig)
+    host: str = "127.0.0.1"
+    port: int = field(default=8000, metadata={"low": 0, "high": 65535})
+    api_key: str | None = None
+    model_name: str | None = None
+    max_sequences: int = field(default=16, metadata={"low": 1, "high": 1024})
+    max_queue: int = field(default=64, metadata={"low": 0, "high": 100_000})
+    max_body_mib: int = field(default=8, metadata={"low": 1, "high": 1024})
+    state_mib: int | None = field(default=None, metadata={"low": 1})
+    prefix_mib: int = field(default=256, metadata={"low": 0})
+    prompt_rows: int = field(default=64, metadata={"low": 64, "high": 4096})
+    request_seconds: float = field(default=600.0, metadata={"low": 0.001})
+    body_seconds: float = field(default=30.0, metadata={"low": 0.001})
+    shutdown_seconds: float = field(default=20.0, metadata={"low": 0.0})
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, "stages")
-        words = self.layers.split(",") if self.layers else []
-        if not all(word.strip().isdigit() and int(word) for word in words):
+        check_fields(self, "server")
+        if self.api_key is not None and not all(self.keys()):
             raise ConfigError(
-                f"stages.layers = {self.layers!r} is not a list of layer counts: write 5,3 for "
-                "five layers and then three."
+                "server.api_key holds an empty key, which would let everyone in: leave it out to "
+                "mean that, or give keys with single commas between them."
             )
 
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """Layers of each stage, where they are named."""
-        return tuple(int(word) for word in self.layers.split(",")) if self.layers else None
-
-    @property
-    def is_local(self) -> bool:
-        """One stage in this process with no link before it."""
-        return self.count == 1 and not self.processes and self.link == LinkConfig()
+    def keys(self) -> tuple[str, ...]:
+        """The API keys, none where everyone is let in."""
+        return () if self.api_key is None else tuple(map(str.strip, self.api_key.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,4 +148,4 @@ class RunConfig:
     target: TargetConfig = field(default_factory=TargetConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     state: StateConfig = field(default_factory=StateConfig)
-    stages: StagesConfig = field(default_factory=StagesConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)

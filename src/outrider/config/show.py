@@ -7,6 +7,8 @@ from itertools import groupby
 from outrider.config import keys
 from outrider.config.load import Loaded
 
+SECRET = "api_key"
+
 
 def lines(loaded: Loaded) -> Iterator[str]:
     """Lines of a TOML file; a key without a value appears as a comment."""
@@ -19,6 +21,8 @@ def lines(loaded: Loaded) -> Iterator[str]:
 
 
 def _line(name: str, value: object, origin: str) -> str:
+    if name == SECRET and value is not None:
+        return f"# {name} is set, and not shown".ljust(38) + f"# {origin}"
     if value is None:
         return f"# {name} is not set".ljust(38) + f"# {origin}"
     # JSON's strings, numbers and booleans are valid TOML.

@@ -9,7 +9,8 @@ from outrider.core_types import Draft
 class Budget(Protocol):
     """Decides round by round; nothing drafted is plain decoding.
 
-    A round is `choose`, then `limit` and `keep` from within the drafter, `timed` and `learn`.
+    A round is `choose`, then `limit` and `keep` from within the drafter, `share`, `timed` and
+    `learn`.
     """
 
     def choose(self) -> int:
@@ -21,8 +22,12 @@ class Budget(Protocol):
     def keep(self, draft: Draft) -> Draft | None:
         """The part of a draft that is worth verifying, None for nothing of it."""
 
+    def share(self, others: int, sessions: int) -> None:
+        """The pass ran `others` rows of other sessions, and `sessions` with this one."""
+
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
-        """A pass of `rows` rows took `verify_ms`, drafting `drafted` tokens for it `draft_ms`."""
+        """The whole pass had `rows` rows and took `verify_ms`; drafting `drafted` tokens for it
+        took `draft_ms`."""
 
     def learn(self, source: str | None, verified: int, accepted: int) -> None:
         """A window was judged: `verified` drafts of `source`, the first `accepted` kept."""
@@ -49,6 +54,9 @@ class FixedBudget:
 
     def keep(self, draft: Draft) -> Draft | None:
         return draft
+
+    def share(self, others: int, sessions: int) -> None:
+        del others, sessions
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         del rows, verify_ms, drafted, draft_ms

@@ -37,13 +37,15 @@ Class = tuple[Hashable, float | None]
 class Costs:
     """What was measured at start, all in one unit (milliseconds, if `timed` is called).
 
-    `verify[n - 1]` is a target pass of n rows: one entry more than drafts are allowed.
+    `verify[n - 1]` is a target pass of n rows: one entry more than drafts are allowed, or more
+    where `drafts` says how many are and several sessions share a pass.
     `draft[source][k - 1]` is drafting k tokens, `()` for a source that costs nothing; sources of a
     chain stand in the order in which they are asked.
     """
 
     verify: Sequence[float]
     draft: Mapping[str, Sequence[float]]
+    drafts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +84,26 @@ class Burst:
 class Controller:
     """Chooses for one engine; sessions that follow each other share what it learned.
 
-    A round is `limit` (or `choose`), then `keep` on what was drafted, `timed` and `learn`.
+    A round is `limit` (or `choose`), then `keep` on what was drafted, `share`, `timed` and `learn`.
+    Among others, a session pays for what its drafts add to the pass, and its equal share of the
+    rest; the next pass is taken to be like the last one.
     """
 
-    def __init__(self, costs: Costs, settings: ControllerSettings | None = None) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        settings: ControllerSettings | None = None,
+        verify: Curve | None = None,
+    ) -> None:
+        """`verify`, `costs.verify` behind a 0, is given where several share what they observe."""
         self._settings = settings or ControllerSettings()
-        self._most = len(costs.verify) - 1
-        self._verify = Curve([0.0, *costs.verify])
+        self._most = len(costs.verify) - 1 if costs.drafts is None else costs.drafts
+        self._verify = verify or Curve([0.0, *costs.verify])
+        self._others, self._sessions = 0, 1
         self._draft = {name: Curve([0.0, *costs.draft[name]]) for name in costs.draft}
         self._rates = Acceptance(self._settings.decay)
         self._tokens = self._cost = 0.0
-        self._savings = self._settings.grant * self._verify[1]
+        self._savings = self._settings.grant * self._plain()
         self._asked: dict[str, int] = {}
         self._probed: dict[str, Hashable] = {}
         self._bursts: dict[Hashable, Burst] = {}
@@ -122,13 +133,19 @@ class Controller:
         length = self._prefix(draft)
         return _cut(draft, length) if length else None
 
+    def share(self, others: int, sessions: int) -> None:
+        """The pass ran `others` rows of other sessions, and `sessions` with this one."""
+        self._others, self._sessions = others, sessions
+
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         """A pass of `rows` took `verify_ms`; what `keep` saw for it took `draft_ms` to draft.
 
         `drafted` may be what was left of that; what was paid for is the whole.
         """
         del drafted
-        self._verify.observe(rows, verify_ms)
+        told = self._sessions > 1 and self._verify.newest == (rows, verify_ms)
+        if not told:  # All sessions of a pass tell of it; it counts once.
+            self._verify.observe(rows, verify_ms)
         if self._offered is None or self._offered.source not in self._draft:
             return
         curve, paid = self._draft[self._offered.source], len(self._offered.tokens)
@@ -162,7 +179,7 @@ class Controller:
 
     def _ask(self, source: str) -> int:
         """How many drafts to ask for; none in rounds that look what a plain step costs by now."""
-        if self._verify.lacks(1):
+        if self._sessions == 1 and self._verify.lacks(1):
             return 0
         return self._most if self._is_free(source) else self._length(source)
 
@@ -218,18 +235,30 @@ class Controller:
 
     def _extra(self, drafts: int) -> float:
         """Cost of verifying `drafts` beyond that of a plain step."""
-        return self._verify[min(drafts, self._most) + 1] - self._verify[1]
+        return self._pass(min(drafts, self._most) + 1) - self._pass(1)
+
+    def _pass(self, rows: int) -> float:
+        """Cost of a pass with `rows` of this session; beyond what was measured, by the mean row."""
+        rows, most = rows + self._others, len(self._verify) - 1
+        if rows <= most:
+            return self._verify[rows]
+        slope = (self._verify[most] - self._verify[1]) / max(most - 1, 1)
+        return self._verify[most] + slope * (rows - most)
+
+    def _plain(self) -> float:
+        """The session's share of a pass in which it decodes plainly."""
+        return self._pass(1) / self._sessions
 
     def _speed(self) -> float:
         """Long-run tokens per cost, plain decoding at least."""
-        plain = 1.0 / self._verify[1]
+        plain = 1.0 / self._plain()
         return max(plain, self._tokens / self._cost) if self._cost > 0.0 else plain
 
     def _is_free(self, source: str) -> bool:
         curve = self._draft.get(source)
         if curve is None or len(curve) < 2:
             return True
-        return curve[1] < self._settings.free_share * self._verify[1]
+        return curve[1] < self._settings.free_share * self._plain()
 
     def _by_place(self, source: str) -> Iterator[float]:
         """Rates of a source's drafts by place, without end."""
@@ -260,14 +289,14 @@ class Controller:
 
     def _account(self, offered: Draft | None, verified: int, accepted: int) -> None:
         """Keep the long-run speed, what is saved for probes and what a probe has brought."""
-        cost = self._verify[1] + self._extra(verified) + self._paid(offered)
+        cost = self._plain() + self._extra(verified) + self._paid(offered)
         decay = self._settings.speed_decay
         self._tokens = self._tokens * decay + 1.0 + accepted
         self._cost = self._cost * decay + cost
         self._savings += self._settings.probe_share * cost
         key = self._probed.get(offered.source) if offered else None
         if key is not None:
-            self._savings += accepted * self._verify[1]
+            self._savings += accepted * self._plain()
             self._end_probe(key, accepted > 0)
 
     def _paid(self, offered: Draft | None) -> float:
@@ -312,7 +341,7 @@ class Controller:
         asked = "all it has" if self._is_free(source) else f"{self._promise(source)[1]} tokens"
         return (
             f"{source}: asked for {asked}; accepted by place {rates}; verified most often "
-            f"{usual or 'nothing'}; {self._speed() * self._verify[1]:.2f} tokens per plain step"
+            f"{usual or 'nothing'}; {self._speed() * self._plain():.2f} tokens per plain step"
         )
 
 

@@ -29,6 +29,7 @@ class Curve:
         self._values = list(shape)
         self._seen: dict[int, deque[tuple[int, float]]] = {}
         self._clock = 0
+        self.newest = (0, 0.0)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -38,6 +39,7 @@ class Curve:
 
     def observe(self, count: int, cost: float) -> None:
         """Learn that `count` took `cost` once; counts beyond the shape are ignored."""
+        self.newest = count, cost
         if not 0 <= count < len(self._shape) or self._shape[count] <= 0.0 or cost <= 0.0:
             return
         self._clock += 1

@@ -13,10 +13,18 @@ from outrider.core_types import TokenLogprob
 from outrider.draft.base import Drafter
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.loop import step
-from outrider.engine.session import FinishReason, Limits, Piece, Session, finish
+from outrider.engine.prefix import PrefixCache, place_to_keep
+from outrider.engine.session import (
+    PREFILL_ROWS,
+    FinishReason,
+    Limits,
+    Piece,
+    Session,
+    finish,
+)
 from outrider.engine.text import TextStream
 from outrider.engine.windows import Ledger
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, LengthError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 from outrider.telemetry.counters import Counters, timings
@@ -72,7 +80,8 @@ class Speculation:
 class GenerationResult:
     """Everything about a request, whether it ended or was left early.
 
-    `budget` says how many drafts were chosen and why.
+    `budget` says how many drafts were chosen and why. `prompt_logprobs`, where asked for, begin
+    with the prompt's second token: nothing says how likely the first one was.
     """
 
     text: str
@@ -84,6 +93,25 @@ class GenerationResult:
     seed: int | None
     budget: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request that was checked and can begin; may be made in any thread."""
+
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    limits: Limits
+    stop: tuple[str, ...]
+    speculation: Speculation
+    owner: str = ""
+    score_prompt: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens that its sequence may grow to."""
+        return min(len(self.tokens) + self.limits.max_tokens, self.limits.max_length)
 
 
 @dataclass(slots=True)
@@ -118,6 +146,17 @@ class Generation:
     def __del__(self) -> None:
         self.close()
 
+    def take(self) -> list[Piece]:
+        """The pieces that came since they were last asked for; runs nothing."""
+        pieces, self._session.pieces = self._session.pieces, []
+        self._given += pieces
+        return pieces
+
+    @property
+    def done(self) -> bool:
+        """Whether no more pieces will come than `take` returns now."""
+        return self._session.done
+
     @property
     def counters(self) -> Counters:
         return self._session.counters
@@ -138,6 +177,7 @@ class Generation:
             seed=session.sampling.seed,
             budget=tuple(session.budget.explain()),
             logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
+            prompt_logprobs=tuple(session.scores or ()),
         )
 
 
@@ -150,11 +190,13 @@ class Engine:
         tokenizer: Tokenizer,
         speculation: Speculation,
         defaults: SamplingParams | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.stage = stage
         self.tokenizer = tokenizer
         self.speculation = speculation
         self.sampling_defaults = defaults or SamplingParams()
+        self.prefixes = prefixes
         self._sessions: dict[int, Session] = {}
         self._ids = count()
 
@@ -174,12 +216,62 @@ class Engine:
         RequestError where the prompt is empty, too long or holds unknown tokens, and ConfigError
         where sampling values are out of range.
         """
+        return self.begin(
+            self.prepare(
+                prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                method=method,
+            )
+        )
+
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        method: str | None = None,
+        max_draft_tokens: int | None = None,
+        owner: str = "",
+        score_prompt: bool = False,
+    ) -> Prepared:
+        """Check a request as `generate` does, and draw its seed, without starting it.
+
+        `max_draft_tokens` drafts a fixed number, 0 decodes plainly. `owner` shares prompts that
+        were seen with itself only. `score_prompt` asks for the prompt's log-probabilities too.
+        """
         tokens = self._encode(prompt)
-        limits = self._limits(len(tokens), max_tokens, ignore_eos)
         sampling = (sampling or self.sampling_defaults).with_seed()
         sampling.check_vocabulary(self.stage.vocab_size)
-        session = self._session(tokens, sampling, limits, stop, self._speculation(method))
-        self.stage.open(session.id, sampling, len(tokens), session.taps)
+        TextStream(self.tokenizer, stop)
+        return Prepared(
+            tokens=tuple(tokens),
+            sampling=sampling,
+            limits=self._limits(len(tokens), max_tokens, ignore_eos),
+            stop=tuple(stop),
+            speculation=self._speculation(method, max_draft_tokens),
+            owner=owner,
+            score_prompt=score_prompt,
+        )
+
+    def begin(self, request: Prepared) -> Generation:
+        """Open a session for a prepared request."""
+        session = self._session(request)
+        prompt, sampling, taps = session.tokens, request.sampling, session.taps
+        prefixes = None if taps or request.score_prompt else self.prefixes
+        known = prefixes.find(request.owner, prompt) if prefixes else None
+        if prefixes and known:
+            session.prefilled = session.counters.reused = len(known.tokens)
+            prefixes.stage.open_kept(session.id, sampling, prompt, known.key)
+        else:
+            self.stage.open(session.id, sampling, session.prompt_len, taps)
+        if prefixes:
+            session.keep_at = place_to_keep(session.prompt_len, session.prefilled)
         self._sessions[session.id] = session
         return Generation(self, session)
 
@@ -188,7 +280,7 @@ class Engine:
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token to continue from.")
         if len(tokens) >= self.stage.max_length:
-            raise RequestError(
+            raise LengthError(
                 f"the prompt has {len(tokens)} tokens and the context {self.stage.max_length}: "
                 "shorten it, or raise target.max_length where the model allows."
             )
@@ -210,26 +302,35 @@ class Engine:
             end_tokens=ends,
         )
 
-    def _speculation(self, method: str | None) -> Speculation:
-        if method is None or method == self.speculation.method:
-            return self.speculation
-        if method != OFF:
+    def _speculation(self, method: str | None, drafts: int | None) -> Speculation:
+        """The speculation of one request: as loaded, with a fixed number of drafts, or off."""
+        loaded = self.speculation
+        if method not in (None, OFF, loaded.method):
             raise RequestError(
-                f"method = {method!r} is not the one loaded ({self.speculation.method!r}): "
+                f"method = {method!r} is not the one loaded ({loaded.method!r}): "
                 "ask for that one or for 'off'."
             )
-        return replace(self.speculation, method=OFF, drafter=None, budget=lambda: FixedBudget(0))
+        if drafts and OFF in (method, loaded.method):
+            raise RequestError(
+                f"max_draft_tokens = {drafts} needs something that drafts, but the method is "
+                "'off': leave one of the two out."
+            )
+        if method == OFF or drafts == 0:
+            return replace(loaded, method=OFF, drafter=None, budget=lambda: FixedBudget(0))
+        if drafts is None:
+            return loaded
+        if drafts < 0 or (loaded.windows.serial and drafts >= loaded.windows.width):
+            raise RequestError(
+                f"max_draft_tokens = {drafts} is out of range: windows have "
+                f"{loaded.windows.width} rows, one for the pending token; use fewer."
+            )
+        return replace(loaded, budget=lambda: FixedBudget(drafts))
 
-    def _session(
-        self,
-        tokens: list[int],
-        sampling: SamplingParams,
-        limits: Limits,
-        stop: Sequence[str],
-        speculation: Speculation,
-    ) -> Session:
+    def _session(self, request: Prepared) -> Session:
+        speculation, tokens = request.speculation, list(request.tokens)
         windows, budget = speculation.windows, speculation.budget()
-        drafter = speculation.drafter(sampling, budget) if speculation.drafter else None
+        make = speculation.drafter
+        drafter = make(request.sampling, budget) if make else None
         if drafter is not None and drafter.needs.taps and not windows.serial:
             raise ConfigError(
                 f"{drafter.name} reads the target's hidden states of each window before it drafts "
@@ -245,19 +346,29 @@ class Engine:
             id=next(self._ids),
             prompt_len=len(tokens),
             tokens=tokens,
-            sampling=sampling,
-            limits=limits,
+            sampling=request.sampling,
+            limits=request.limits,
             ledger=ledger,
-            text=TextStream(self.tokenizer, stop, tokens[-TEXT_CONTEXT:]),
+            text=TextStream(self.tokenizer, request.stop, tokens[-TEXT_CONTEXT:]),
             drafter=drafter,
             budget=budget,
             fallback=speculation.fallback,
+            owner=request.owner,
+            scores=[] if request.score_prompt else None,
             counters=Counters(exact=self.stage.exact),
         )
 
-    def step(self) -> None:
-        """Move every running request forward by one pass."""
-        step(self._sessions, self.stage)
+    def step(self, prompt_rows: int = PREFILL_ROWS) -> None:
+        """Move every running request forward by one pass; prompts get `prompt_rows` rows of it."""
+        step(self._sessions, self.stage, prompt_rows)
+        for session in self._sessions.values():
+            if self.prefixes and session.prefilled == session.keep_at > 0:
+                self.prefixes.keep(session)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether a request runs that is past its prompt."""
+        return any(not (s.prefilling or s.done) for s in self._sessions.values())
 
     def release(self, session: Session) -> None:
         """Free what a request holds; harmless if done twice."""
@@ -274,4 +385,6 @@ class Engine:
             if not session.done:
                 finish(session, "cancelled")
             self.release(session)
+        if self.prefixes:
+            self.prefixes.clear()
         self.stage.shutdown()

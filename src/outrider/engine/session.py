@@ -19,17 +19,20 @@ from outrider.telemetry.counters import Counters
 FinishReason = Literal["stop", "length", "cancelled"]
 TARGET = "target"
 PREFILL_ROWS = 256
+GRID = 64
+"""Prompts are cut at multiples of this only, so that a cut changes nothing."""
 PREFILL_ID = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """What one commit added: text that became final, tokens, and who proposed each of them
-    (`target` for the target's own)."""
+    (`target` for the target's own). Where `corrected`, the target's token replaces a draft."""
 
     text: str
     tokens: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
+    corrected: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -48,6 +51,9 @@ class Session:
 
     `boundary` is the log-probability of a draft that the window before it judged, where asked for.
     `observed` counts the prompt rows whose hidden states the drafter has got, where it asked.
+    `owner` is whose prefixes it shares; its state is kept once `keep_at` tokens were prefilled.
+    `served` is when the prompt last moved on. `scores`, where wanted, are the log-probabilities of
+    the prompt's tokens from the second on.
     """
 
     id: int
@@ -63,8 +69,12 @@ class Session:
     counters: Counters = field(default_factory=Counters)
     finish_reason: FinishReason | None = None
     pieces: list[Piece] = field(default_factory=list)
+    owner: str = ""
+    keep_at: int = 0
     prefilled: int = 0
     observed: int = 0
+    served: float = 0.0
+    scores: list[TokenLogprob] | None = None
     sampled: Draft | None = None
     drafting: tuple[int, float] = (0, 0.0)
     boundary: tuple[TokenLogprob, ...] = ()
@@ -96,11 +106,20 @@ class Session:
         return self.first_token_at is None
 
 
-def next_prefill(session: Session) -> Window:
-    """The next piece of the prompt; the target's token is wanted behind the last one."""
+def next_prefill(session: Session, rows: int = PREFILL_ROWS) -> Window:
+    """The next piece of the prompt; the target's token is wanted behind the last one.
+
+    Pieces end on the grid, at the place to keep, and have `rows` rows at most, a multiple of it.
+    """
     start = session.prefilled
-    end = min(start + PREFILL_ROWS, session.prompt_len)
+    end = min(start - start % GRID + rows, session.prompt_len)
+    if start < session.keep_at < end:
+        end = session.keep_at
     session.prefilled = end
+    session.served = time.perf_counter()
+    wanted, given = int(end == session.prompt_len), tuple[int, ...]()
+    if session.scores is not None:
+        wanted, given = end - start, tuple(session.tokens[start + 1 : end + 1])
     return Window(
         session=session.id,
         id=PREFILL_ID,
@@ -108,7 +127,8 @@ def next_prefill(session: Session) -> Window:
         start=start,
         floor=end,
         tokens=tuple(session.tokens[start:end]),
-        wanted=int(end == session.prompt_len),
+        wanted=wanted,
+        given=given,
     )
 
 
@@ -214,7 +234,9 @@ def absorb(session: Session, reply: Reply) -> int | None:
     counters.epochs_closed += verdict.closes
     counters.windows_voided += verdict.voided
     source = verdict.sources[0] if verdict.sources else None
-    session.budget.timed(len(reply.tokens), reply.verify_ms, *session.drafting)
+    rows = max(reply.pass_rows, len(reply.tokens))
+    session.budget.share(rows - len(reply.tokens), max(reply.pass_sessions, 1))
+    session.budget.timed(rows, reply.verify_ms, *session.drafting)
     session.drafting = (0, 0.0)
     # The boundary may have judged one draft more than the window held.
     judged = max(verdict.verified, verdict.accepted + verdict.rejected)
@@ -235,17 +257,24 @@ def _logprobs(session: Session, verdict: Verdict, reply: Reply) -> tuple[TokenLo
 
 
 def _absorb_prefill(session: Session, reply: Reply) -> None:
-    if reply.tokens:
-        _first_token(session, reply)
+    picked, logprobs = reply.tokens, reply.logprobs
+    if session.scores is not None:
+        given = min(len(picked), session.prompt_len - 1 - len(session.scores))
+        session.scores += logprobs[:given]
+        picked, logprobs = picked[given:], logprobs[given:]
+    if picked:
+        _first_token(session, picked, logprobs)
     if session.drafter is None or session.done:
         return
     if session.taps:
         session.drafter.observe(_prompt_piece(session, reply))
-    elif reply.tokens:
+    elif picked:
         session.drafter.observe(Commit(position=0, tokens=tuple(session.tokens)))
 
 
-def _first_token(session: Session, reply: Reply) -> None:
+def _first_token(
+    session: Session, picked: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
+) -> None:
     now = time.perf_counter()
     session.first_token_at = session.occupied_at = now
     counters = session.counters
@@ -253,7 +282,7 @@ def _first_token(session: Session, reply: Reply) -> None:
     counters.verify_ms = 0.0  # the prefill's time is prompt_ms
     counters.first_tokens = 1
     session.ledger.length = len(session.tokens) + 1
-    _commit(session, Verdict(tokens=reply.tokens), reply.logprobs)
+    _commit(session, Verdict(tokens=picked), logprobs)
 
 
 def _prompt_piece(session: Session, reply: Reply) -> Commit:
@@ -309,7 +338,11 @@ def _commit(session: Session, verdict: Verdict, logprobs: Sequence[TokenLogprob]
     sources = (*verdict.sources[: verdict.accepted], *[TARGET] * (len(tokens) - verdict.accepted))
     session.pieces.append(
         Piece(
-            text=text, tokens=tokens[:kept], sources=sources[:kept], logprobs=tuple(logprobs[:kept])
+            text=text,
+            tokens=tokens[:kept],
+            sources=sources[:kept],
+            corrected=verdict.rejected,
+            logprobs=tuple(logprobs[:kept]),
         )
     )
     if reason is not None:

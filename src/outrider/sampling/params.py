@@ -17,7 +17,8 @@ class SamplingParams:
     """How the target's logits become a token.
 
     Temperature 0 is greedy. Filters apply in this order: logit bias, penalties, temperature,
-    top-k, top-p, min-p. `seed` None means that one is drawn and reported (`with_seed`).
+    top-k, top-p, min-p. `seed` None means that one is drawn and reported (`with_seed`). `choice`
+    tells apart the choices of one request, which draw differently from one seed.
     Raises ConfigError where a value is out of range.
     """
 
@@ -31,6 +32,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
+    choice: int = 0
 
     def __post_init__(self) -> None:
         _check_filters(self)

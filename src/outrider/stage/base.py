@@ -6,7 +6,7 @@ a chain picks the tokens.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -79,3 +79,24 @@ class Stage(Protocol):
 
     def shutdown(self) -> None:
         """End what the stage started, its processes for one; harmless if done twice."""
+
+
+@runtime_checkable
+class KeepingStage(Stage, Protocol):
+    """A stage that can begin a session where another one stood."""
+
+    def keep(self, session: int, key: int) -> int:
+        """Copy the state of a session that has nothing in flight under `key`; returns its bytes."""
+
+    def open_kept(
+        self,
+        session: int,
+        sampling: SamplingParams,
+        prompt: Sequence[int],
+        key: int,
+        taps: Sequence[int] = (),
+    ) -> None:
+        """As `open`, from a copy of what is kept under `key`: a state with a part of `prompt`."""
+
+    def forget(self, key: int) -> None:
+        """Free what was kept under `key`."""

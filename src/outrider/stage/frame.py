@@ -14,7 +14,8 @@ class Frame:
 
     hidden: tensor [rows, hidden] to start from; None before the first stage and where skipped.
     taps: tensor [rows, tapped widths so far]. picked: set by the last stage. Times in milliseconds
-    are sums over the stages; `rollback` is the costliest kind that any of them needed.
+    are sums over the stages; `rollback` is the costliest kind that any of them needed. The pass of
+    the last stage had `pass_rows` rows of `pass_sessions` sessions.
     """
 
     window: Window
@@ -23,13 +24,10 @@ class Frame:
     picked: Picked | None = None
     skipped: bool = False
     verify_ms: float = 0.0
+    pass_rows: int = 0
+    pass_sessions: int = 0
     rollback_ms: float = 0.0
     rollback: str | None = None
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the coordinator waits for it: not for prompt rows that tell it nothing."""
-        return self.window.wanted > 0 or self.taps is not None
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +59,8 @@ def to_reply(frame: Frame) -> Reply:
         logprobs=picked.logprobs if picked else (),
         taps=frame.taps,
         verify_ms=frame.verify_ms,
+        pass_rows=frame.pass_rows,
+        pass_sessions=frame.pass_sessions,
         rollback_ms=frame.rollback_ms,
         rollback=frame.rollback,
     )

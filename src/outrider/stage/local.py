@@ -1,15 +1,30 @@
 """The whole model in this process, as a one-stage chain."""
 
+from collections.abc import Sequence
+
+import torch
+
 from outrider.core_types import Reply, Window
+from outrider.models.decoder import Decoder
+from outrider.sampling.params import SamplingParams
+from outrider.stage.base import PickerFactory
 from outrider.stage.frame import Frame, Void, to_reply
 from outrider.stage.part import Part
+from outrider.state.sequence import SequenceState
+from outrider.state.spec import Policy
 
 
 class LocalStage(Part):
-    """Runs windows on a whole `Decoder`, one packed pass for each `poll`."""
+    """Runs windows on a whole `Decoder`, one packed pass for each `poll`; a `KeepingStage`."""
 
     replied = False
     """Nothing is on its way: `poll` runs what it answers."""
+
+    def __init__(
+        self, decoder: Decoder, policy: Policy, capacity: int, picker: PickerFactory
+    ) -> None:
+        super().__init__(decoder, policy, capacity, picker)
+        self._kept: dict[int, SequenceState] = {}
 
     def submit(self, window: Window) -> None:
         self.take(Frame(window=window))
@@ -19,6 +34,31 @@ class LocalStage(Part):
 
     def poll(self) -> list[Reply]:
         return [to_reply(frame) for frame in self.run()]
+
+    def keep(self, session: int, key: int) -> int:
+        self._kept[key] = self._slots[session].state.copy()
+        return self._kept[key].nbytes()
+
+    def open_kept(
+        self,
+        session: int,
+        sampling: SamplingParams,
+        prompt: Sequence[int],
+        key: int,
+        taps: Sequence[int] = (),
+    ) -> None:
+        self.open(session, sampling, len(prompt), taps)
+        slot = self._slots[session]
+        slot.state = self._kept[key].copy()
+        seen = tuple(prompt[: slot.state.length])
+        window = Window(
+            session=session, id=-1, epoch=0, start=0, floor=len(seen), tokens=seen, wanted=0
+        )
+        slot.picker.pick(window, torch.empty(0, self.vocab_size))
+        slot.replay.restart(slot.state.length)
+
+    def forget(self, key: int) -> None:
+        self._kept.pop(key, None)
 
     def shutdown(self) -> None:
         pass

@@ -78,7 +78,7 @@ class Part:
         """As `Stage.open`; of the taps it hands over those that are its own."""
         state = self._decoder.new_state(self._policy, self._capacity)
         first = self._decoder.first or EMBEDDING_TAP
-        ours = range(first, self._decoder.first + len(self._decoder.layers) + self.is_tail)
+        ours = range(first, self._decoder.first + len(self._decoder.layers))
         own = tuple(tap for tap in taps if tap in ours)
         self._slots[session] = Slot(state, self._picker(sampling, prompt_len), own)
 
@@ -134,6 +134,8 @@ class Part:
                 taps=_beside(frame.taps, tapped[index] if tapped and slot.taps else None),
                 picked=picked[index] if picked else None,
                 verify_ms=frame.verify_ms + elapsed,
+                pass_rows=sum(sizes),
+                pass_sessions=len(sizes),
                 rollback_ms=frame.rollback_ms + back.ms,
                 rollback=_costlier(frame.rollback, back.kind),
             )

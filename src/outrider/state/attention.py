@@ -41,6 +41,10 @@ class AttentionState:
             more = max(needed, 2 * held) - held
             self._hold(torch.cat([self.pages, self._pages(more)], 2))
 
+    def take(self, other: "AttentionState", length: int) -> None:
+        """Hold a copy of the first `length` positions of `other`, and room for no more."""
+        self._hold(other.pages[:, :, : -(-length // PAGE)].clone())
+
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each [pages, heads, PAGE, width]."""
         return self._layers[layer]

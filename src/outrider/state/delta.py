@@ -88,6 +88,10 @@ class DeltaState:
         """A checkpoint: copies of everything."""
         return DeltaCopy(tuple(tensor.clone() for tensor in self.tensors()), self.columns.origin)
 
+    def view(self) -> DeltaCopy:
+        """The same without copying, to be restored elsewhere at once."""
+        return DeltaCopy(self.tensors(), self.columns.origin)
+
     def restore(self, copy: DeltaCopy) -> None:
         for tensor, saved in zip(self.tensors(), copy.tensors, strict=True):
             tensor.copy_(saved)

@@ -35,7 +35,7 @@ class SequenceState:
         device: torch.device | str = "cpu",
     ) -> None:
         place = torch.device(device)
-        self.spec = spec
+        self.spec, self._dtype, self._device = spec, dtype, place
         self.length = 0
         self.floor = 0
         self._peak = 0
@@ -105,6 +105,16 @@ class SequenceState:
         if self.delta and saved.recurrent:
             self.delta.restore(saved.recurrent)
         self.length = self.floor = self._peak = saved.length
+
+    def copy(self) -> "SequenceState":
+        """Return an independent state that consumed the same tokens, all of them final."""
+        twin = SequenceState(self.spec, dtype=self._dtype, device=self._device)
+        twin.length = twin.floor = twin._peak = self.length
+        if twin.attention and self.attention:
+            twin.attention.take(self.attention, self.length)
+        if twin.delta and self.delta:
+            twin.delta.restore(self.delta.view())
+        return twin
 
     def reset(self) -> None:
         """Forget everything; storage is kept."""

@@ -30,6 +30,7 @@ class Counters:
       string, end token or length limit are in `cut` instead. `accepted` and `epochs_closed` count
       them all, whether cut or not.
     - `epochs_closed`: corrections and bonus tokens, which is one for each epoch that ended.
+    - `reused`: tokens of the prompt whose state was kept from an earlier request.
     - `windows_judged`: target passes after the prefill, those without a draft included.
     - `verified_at[i]`, `reached_at[i]`, `accepted_at[i]`: windows that had a draft at place i; of
       these, windows that kept all drafts before it; of these, windows that kept it too.
@@ -43,6 +44,7 @@ class Counters:
 
     prompt_n: int = 0
     prompt_ms: float = 0.0
+    reused: int = 0
     predicted_ms: float = 0.0
     first_tokens: int = 0
     emitted: int = 0
@@ -210,6 +212,7 @@ def timings(counters: Counters) -> dict[str, object]:
     return {
         "prompt_n": counters.prompt_n,
         "prompt_ms": counters.prompt_ms,
+        "cache_n": counters.reused,
         "predicted_n": counters.emitted,
         "predicted_ms": counters.predicted_ms,
         "predicted_per_second": per_second(counters.emitted, counters.predicted_ms),

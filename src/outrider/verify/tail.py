@@ -55,22 +55,23 @@ class Tail:
         forgotten first. Prefill windows need not be shown if the history held the prompt.
         Raises StageError if the rows do not fit the window, StateError if tokens are missing.
         """
-        unwanted = len(window.tokens) - window.wanted
+        unwanted, given = len(window.tokens) - window.wanted, list(window.given)
         if logits.ndim != 2 or len(logits) != window.wanted:
             raise StageError(
                 f"window {window.id} wants {window.wanted} rows of logits and got shape "
                 f"{list(logits.shape)}; hand over the last rows only."
             )
-        self._enter(window, unwanted)
-        if not window.wanted:
-            return Picked(tokens=())
+        known = unwanted + len(given)
+        self._enter(window, known)
+        if known == len(window.tokens):
+            return Picked(tokens=window.given, logprobs=self._logprobs(logits, given))
         rows = Rows(
-            logits=logits,
-            inputs=window.tokens[unwanted:],
-            position=window.start + unwanted + 1,
-            draft_probs=_draft_probs(window, unwanted),
+            logits=logits[len(given) :],
+            inputs=window.tokens[known:],
+            position=window.start + known + 1,
+            draft_probs=_draft_probs(window, known),
         )
-        tokens = self._verifier(rows)(rows, self._sampling, self._key, self._counts)
+        tokens = given + self._verifier(rows)(rows, self._sampling, self._key, self._counts)
         return Picked(tokens=tuple(tokens), logprobs=self._logprobs(logits, tokens))
 
     def cut(self, length: int) -> None:
@@ -78,11 +79,11 @@ class Tail:
         if self._counts is not None:
             self._counts.cut(length)
 
-    def _enter(self, window: Window, unwanted: int) -> None:
-        """Let the counts end right before the first wanted row's input."""
+    def _enter(self, window: Window, known: int) -> None:
+        """Let the counts end right before the input of the first row that is picked for."""
         if self._counts is not None:
             self._counts.cut(window.start)
-            self._counts.extend(window.tokens[:unwanted])
+            self._counts.extend(window.tokens[:known])
 
     def _verifier(self, rows: Rows) -> Pick:
         if self._sampling.greedy:
