@@ -1,8 +1,10 @@
 """Types of the public names, for type checkers; the package itself loads them on first use."""
 
 from outrider.assemble.engine import Engine as Engine
+from outrider.config.run import LinkConfig as LinkConfig
 from outrider.config.run import RunConfig as RunConfig
 from outrider.config.run import SpeculativeConfig as SpeculativeConfig
+from outrider.config.run import StagesConfig as StagesConfig
 from outrider.config.run import StateConfig as StateConfig
 from outrider.config.run import TargetConfig as TargetConfig
 from outrider.config.run import VerifyWindowConfig as VerifyWindowConfig

@@ -3,7 +3,14 @@
 import pytest
 
 from outrider.config.checks import check
-from outrider.config.run import RunConfig, SpeculativeConfig, TargetConfig, VerifyWindowConfig
+from outrider.config.run import (
+    LinkConfig,
+    RunConfig,
+    SpeculativeConfig,
+    StagesConfig,
+    TargetConfig,
+    VerifyWindowConfig,
+)
 from outrider.errors import ConfigError
 
 
@@ -103,3 +110,36 @@ def test_unknown_device(device):
 def test_exact_holds_on_the_cpu_only():
     found = refusal(target=TargetConfig(device="cuda", exact=True))
     assert found.startswith("target.exact = true cannot hold with target.device = 'cuda'")
+
+
+def test_named_layers_agree_with_the_number_of_stages():
+    assert refusal(stages=StagesConfig(count=3, layers="5,3")) == (
+        "stages.layers = '5,3' names 2 stages and stages.count is 3: make them agree, or leave "
+        "stages.layers out to cut evenly."
+    )
+    assert check(RunConfig(stages=StagesConfig(count=2, layers="5,3"))).stages.sizes == (5, 3)
+
+
+@pytest.mark.parametrize("layers", ["5;3", "5,0", "5,", "a"])
+def test_layers_are_a_list_of_numbers(layers):
+    with pytest.raises(ConfigError, match="is not a list of layer counts: write 5,3"):
+        StagesConfig(layers=layers)
+
+
+def test_jitter_is_at_most_the_delay():
+    found = refusal(stages=StagesConfig(link=LinkConfig(delay_ms=5.0, jitter_ms=6.0)))
+    assert "stages.link.jitter_ms = 6.0 exceeds stages.link.delay_ms = 5.0" in found
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        StagesConfig(count=2),
+        StagesConfig(processes=True),
+        StagesConfig(link=LinkConfig(delay_ms=1.0)),
+    ],
+)
+def test_sampled_drafts_need_the_whole_target(stages):
+    speculative = SpeculativeConfig(method="draft", draft_model="demo-draft", draft_temperature=0.5)
+    found = refusal(stages=stages, speculative=speculative)
+    assert "needs the whole target in one process" in found

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from outrider.assemble.calibration import measure_costs
 from outrider.assemble.target import LoadedTarget
-from outrider.config.run import SpeculativeConfig
+from outrider.config.run import RunConfig
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.controller import Controller, Costs
 from outrider.engine.curve import Curve
@@ -28,15 +28,16 @@ class LentController(Controller):
         self._pool.append(self)
 
 
-def controls(speculative: SpeculativeConfig, windows: WindowLimits) -> bool:
+def controls(config: RunConfig, windows: WindowLimits) -> bool:
     """Whether a controller chooses the number of drafts: no number was asked for, and windows
-    run one at a time."""
+    run one at a time, here."""
+    speculative = config.speculative
     chosen = speculative.max_draft_tokens == "auto" and speculative.method != "off"
-    return chosen and windows.serial
+    return chosen and windows.serial and config.stages.is_local
 
 
 def budget_factory(
-    speculative: SpeculativeConfig,
+    config: RunConfig,
     target: LoadedTarget,
     draft: Decoder | None,
     windows: WindowLimits,
@@ -48,7 +49,8 @@ def budget_factory(
     and no number asked for, a controller chooses. Sessions that follow each other share one, up to
     `sequences` that run side by side have their own and share what passes cost.
     """
-    if not controls(speculative, windows):
+    speculative = config.speculative
+    if not controls(config, windows):
         wanted = speculative.max_draft_tokens
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)

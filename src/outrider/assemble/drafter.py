@@ -46,7 +46,7 @@ def drafter_factory(
     method = config.speculative.method
     if method == "off":
         return None
-    weighed = draft is None or controls(config.speculative, windows)
+    weighed = draft is None or controls(config, windows)
     makers = [_LOOKUPS[name] for name in method.split("+") if name in _LOOKUPS]
     if draft is None:
         return lambda sampling, budget: _chain(budget, makers[0](weighed))
@@ -104,7 +104,7 @@ def load_draft(name: str, target: LoadedTarget) -> DraftModel:
 
 
 def _decoder(folder: Path, target: LoadedTarget) -> Decoder:
-    if folder.resolve() == target.folder.resolve():
+    if target.is_whole and folder.resolve() == target.folder.resolve():
         return target.decoder
     return load_decoder(folder, target.kernels, replace(target.options, max_length=None))
 

@@ -5,19 +5,22 @@ import torch
 from outrider.assemble.budget import budget_factory
 from outrider.assemble.drafter import DraftModel, draft_state, drafter_factory, load_draft
 from outrider.assemble.memory import check_fits, free_bytes
+from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.config.checks import check
-from outrider.config.run import RunConfig, SpeculativeConfig, StateConfig, TargetConfig
+from outrider.config.run import (
+    RunConfig,
+    SpeculativeConfig,
+    StagesConfig,
+    StateConfig,
+    TargetConfig,
+)
 from outrider.engine.engine import Engine as EngineFacade
 from outrider.engine.engine import Speculation, WindowLimits
-from outrider.models.decoder import Decoder
 from outrider.models.generation import sampling_defaults
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
-from outrider.sampling.params import SamplingParams
-from outrider.stage.local import LocalStage
 from outrider.state.spec import StateSpec
-from outrider.verify.tail import Tail
 
 SERIAL_ROWS = 16
 """Rows of a window that the controller may use up when windows run one at a time."""
@@ -39,6 +42,7 @@ class Engine(EngineFacade):
         *,
         speculative: SpeculativeConfig | None = None,
         state: StateConfig | None = None,
+        stages: StagesConfig | None = None,
     ) -> "Engine":
         """Load a target by name, folder or `ID@REVISION`, with its drafter."""
         return cls.load_run(
@@ -46,6 +50,7 @@ class Engine(EngineFacade):
                 target=TargetConfig(path=target) if isinstance(target, str) else target,
                 speculative=speculative or SpeculativeConfig(),
                 state=state or StateConfig(),
+                stages=stages or StagesConfig(),
             )
         )
 
@@ -53,18 +58,18 @@ class Engine(EngineFacade):
     def load_run(cls, config: RunConfig, sequences: int = 1) -> "Engine":
         """Load everything that a whole configuration names, for `sequences` side by side."""
         check(config)
-        target = load_target(config.target)
+        target = load_target(config.target, config.stages)
         windows = window_limits(config.speculative)
         name = config.speculative.draft_model
         draft = load_draft(name, target) if name is not None else None
         speculation = _speculation(config, target, windows, draft, sequences)
         capacity = _capacity(config, windows)
-        _check_memory(target.decoder, config.state, capacity)
-        stage = LocalStage(target.decoder, config.state.rollback, capacity, make_picker)
+        spec = target.state_spec(config.state.rollback, capacity)
+        _check_memory(target, spec)
         defaults = sampling_defaults(target.folder)
+        stage = make_stage(config, target, capacity)
         engine = cls(stage, target.tokenizer, speculation, defaults)
         engine.kernels = target.kernels
-        spec = target.decoder.state_spec(config.state.rollback, capacity)
         drafts = draft_state(config, windows) if draft else None
         engine.specs = (
             (spec, draft.decoder.state_spec(drafts.policy, drafts.capacity))
@@ -90,15 +95,10 @@ def _speculation(
     return Speculation(
         method=speculative.method,
         drafter=drafter_factory(config, target, windows, draft),
-        budget=budget_factory(speculative, target, decoder, windows, sequences),
+        budget=budget_factory(config, target, decoder, windows, sequences),
         windows=windows,
         fallback="draft" if speculative.ngram_fallback == "draft" else None,
     )
-
-
-def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
-    """The verifier of one session."""
-    return Tail(sampling, prompt_len=prompt_len, choice=sampling.choice)
 
 
 def window_limits(speculative: SpeculativeConfig) -> WindowLimits:
@@ -125,10 +125,10 @@ def _capacity(config: RunConfig, windows: WindowLimits) -> int:
     return windows.width * windows.depth + (windows.depth > 1)
 
 
-def _check_memory(decoder: Decoder, state: StateConfig, capacity: int) -> None:
+def _check_memory(target: LoadedTarget, spec: StateSpec) -> None:
     """Refuse a state that cannot fit, where the system says how much memory is free."""
-    device, free = decoder.device, free_bytes()
+    device, free = target.decoder.device, free_bytes()
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])
     if free is not None:
-        check_fits(decoder.state_spec(state.rollback, capacity), decoder.max_length, free)
+        check_fits(spec, target.decoder.max_length, free)

@@ -7,45 +7,89 @@ from pathlib import Path
 
 import torch
 
-from outrider.config.run import TargetConfig
+from outrider.assemble.cut import cut
+from outrider.config.run import StagesConfig, TargetConfig
 from outrider.errors import ConfigError
-from outrider.models.decoder import Decoder
+from outrider.models.decoder import Decoder, state_spec
 from outrider.models.hub import resolve
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.model_file import load_tokenizer
+from outrider.models.model_file import load_tokenizer, open_tensors
 from outrider.models.selfcheck import rows_are_invariant
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
+from outrider.state.spec import Policy, StateSpec
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTarget:
-    """The target with everything that drafters are checked against."""
+    """The target with everything that drafters are checked against.
+
+    `parts` are the stages in this process. `decoder` is the first of them, the whole model where
+    it is the only one; where the stages run elsewhere it has no layers and no weights.
+    """
 
     folder: Path
     decoder: Decoder
+    parts: tuple[Decoder, ...]
     tokenizer: Tokenizer
     kernels: Kernels
     options: LoadOptions
 
+    def state_spec(self, policy: Policy, capacity: int) -> StateSpec:
+        """The state of one sequence in all stages together."""
+        config, size = self.decoder.config, self.decoder.dtype.itemsize
+        return state_spec(config, config.layer_kinds, policy, capacity, size)
 
-def load_target(config: TargetConfig) -> LoadedTarget:
-    """Load the authoritative model; ConfigError or CheckpointError say what does not fit."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether `decoder` is the whole model."""
+        return self.decoder.embedding is not None and self.decoder.head is not None
+
+
+def load_target(config: TargetConfig, stages: StagesConfig | None = None) -> LoadedTarget:
+    """Load the authoritative model; ConfigError or CheckpointError say what does not fit.
+
+    Of `stages` in processes of their own, only what the model is like is read.
+    """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder, options = resolve(config.path), load_options(config)
-    exact = config.device == "cpu" if config.exact is None else config.exact
-    kernels = Kernels(exact=exact, quantize=config.quantize)
-    decoder = _proven(load_decoder(folder, kernels, options), config)
+    stages, kernels = stages or StagesConfig(), make_kernels(config)
+    ranges = cut(stages, open_tensors(folder)[0].num_layers)
+    if stages.processes:
+        parts: tuple[Decoder, ...] = ()
+        decoder = load_decoder(folder, kernels, replace(options, first=1, last=1))
+    else:
+        parts = tuple(load_part(folder, kernels, options, config, span) for span in ranges)
+        decoder = parts[0]
     return LoadedTarget(
         folder=folder,
         decoder=decoder,
+        parts=parts,
         tokenizer=load_tokenizer(folder),
         kernels=kernels,
         options=options,
     )
+
+
+def make_kernels(config: TargetConfig) -> Kernels:
+    """Kernels under the claim of exactness that a configuration makes."""
+    exact = config.device == "cpu" if config.exact is None else config.exact
+    return Kernels(exact=exact, quantize=config.quantize)
+
+
+def load_part(
+    folder: Path,
+    kernels: Kernels,
+    options: LoadOptions,
+    config: TargetConfig,
+    span: tuple[int, int],
+) -> Decoder:
+    """Load the layers [first, last) of `span`, put to the test if they are to be exact."""
+    first, last = span
+    return _proven(load_decoder(folder, kernels, replace(options, first=first, last=last)), config)
 
 
 def load_options(config: TargetConfig) -> LoadOptions:

@@ -85,6 +85,30 @@ class RunFlags:
         int | None,
         _flag("--capacity", "N", "Tokens that can be taken back without a checkpoint."),
     ] = None
+    stages: Annotated[
+        int | None,
+        _flag("--stages", "N", "Stages that the target's layers are cut into."),
+    ] = None
+    stage_layers: Annotated[
+        str | None,
+        _flag("--stage-layers", "N,N", "Layers of each stage; without it, cut evenly."),
+    ] = None
+    stage_processes: Annotated[
+        bool | None,
+        _flag("--stage-processes/--no-stage-processes", None, "Stages in processes of their own."),
+    ] = None
+    link_delay_ms: Annotated[
+        float | None,
+        _flag("--link-delay-ms", "X", "Delay put between stages, one way."),
+    ] = None
+    link_jitter_ms: Annotated[
+        float | None,
+        _flag("--link-jitter-ms", "X", "Most that a delay differs from that."),
+    ] = None
+    link_mbps: Annotated[
+        float | None,
+        _flag("--link-mbps", "X", "Bandwidth put between stages."),
+    ] = None
     exact: Annotated[
         bool | None,
         _flag("--exact/--no-exact", None, "Same bits as plain decoding (default on the CPU)."),

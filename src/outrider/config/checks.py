@@ -7,6 +7,7 @@ from outrider.config.run import (
     NGRAM_METHODS,
     RunConfig,
     SpeculativeConfig,
+    StagesConfig,
     TargetConfig,
 )
 from outrider.errors import ConfigError
@@ -18,6 +19,7 @@ def check(config: RunConfig) -> RunConfig:
     _check_fallback(config.speculative)
     _check_draft_model(config.speculative)
     _check_windows(config.speculative)
+    _check_stages(config.stages, config.speculative)
     return config
 
 
@@ -96,3 +98,23 @@ def _check_windows(speculative: SpeculativeConfig) -> None:
         f" = {rows}, which counts the row of the pending token too: raise the one or lower the "
         "other, or leave verify_window.max_tokens out."
     )
+
+
+def _check_stages(stages: StagesConfig, speculative: SpeculativeConfig) -> None:
+    named, link = stages.sizes, stages.link
+    if named is not None and len(named) != stages.count:
+        raise ConfigError(
+            f"stages.layers = {stages.layers!r} names {len(named)} stages and stages.count is "
+            f"{stages.count}: make them agree, or leave stages.layers out to cut evenly."
+        )
+    if link.jitter_ms > link.delay_ms:
+        raise ConfigError(
+            f"stages.link.jitter_ms = {link.jitter_ms} exceeds stages.link.delay_ms = "
+            f"{link.delay_ms}: nothing arrives before it was sent, so use at most the delay."
+        )
+    if speculative.draft_temperature and not stages.is_local:
+        raise ConfigError(
+            f"speculative.draft_temperature = {speculative.draft_temperature} needs the whole "
+            "target in one process, since sampled drafts are verified where the logits are: leave "
+            "it out, or stages."
+        )

@@ -38,6 +38,12 @@ FLAGS: Mapping[str, str] = {
     "--runahead-tokens": "speculative.verify_window.runahead_tokens",
     "--rollback": "state.rollback",
     "--capacity": "state.capacity",
+    "--stages": "stages.count",
+    "--stage-layers": "stages.layers",
+    "--stage-processes": "stages.processes",
+    "--link-delay-ms": "stages.link.delay_ms",
+    "--link-jitter-ms": "stages.link.jitter_ms",
+    "--link-mbps": "stages.link.mbps",
 }
 
 

@@ -142,6 +142,53 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """One way of the link between two stages, as it is made on one machine: the delay, how far it
+    may lie above or below that, and megabits a second (None: no limit)."""
+
+    delay_ms: float = field(default=0.0, metadata={"low": 0.0, "high": 60_000.0})
+    jitter_ms: float = field(default=0.0, metadata={"low": 0.0, "high": 60_000.0})
+    mbps: float | None = field(default=None, metadata={"low": 0.001})
+
+    def __post_init__(self) -> None:
+        check_fields(self, "stages.link")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagesConfig:
+    """The target's layers cut into `count` stages; `layers` names how many each has, as in "5,3".
+
+    Without `layers` they are cut evenly. `processes` runs each stage in a process of its own;
+    `deadline_s` is the longest silence there while an answer is owed.
+    """
+
+    count: int = field(default=1, metadata={"low": 1, "high": 64})
+    layers: str | None = None
+    processes: bool = False
+    deadline_s: float = field(default=300.0, metadata={"low": 0.1})
+    link: LinkConfig = field(default_factory=LinkConfig)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "stages")
+        words = self.layers.split(",") if self.layers else []
+        if not all(word.strip().isdigit() and int(word) for word in words):
+            raise ConfigError(
+                f"stages.layers = {self.layers!r} is not a list of layer counts: write 5,3 for "
+                "five layers and then three."
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Layers of each stage, where they are named."""
+        return tuple(int(word) for word in self.layers.split(",")) if self.layers else None
+
+    @property
+    def is_local(self) -> bool:
+        """One stage in this process with no link before it."""
+        return self.count == 1 and not self.processes and self.link == LinkConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything that a run needs to start."""
 
@@ -149,3 +196,4 @@ class RunConfig:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     state: StateConfig = field(default_factory=StateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    stages: StagesConfig = field(default_factory=StagesConfig)

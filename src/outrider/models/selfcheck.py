@@ -28,17 +28,26 @@ def rows_are_invariant(decoder: Decoder) -> bool:
     prompt = max(min(PROMPT_ROWS, decoder.max_length - sum(windows)), 1)
     rows = prompt + sum(windows)
     seed = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, decoder.config.vocab_size, (rows,), generator=seed)
-    hidden = sample.embed(tokens.to(decoder.device))
+    hidden = _hidden(sample, rows, seed)
     stepped = _run(sample, hidden, [prompt] + [1] * sum(windows))
     return torch.equal(stepped, _run(sample, hidden, [prompt, *windows]))
 
 
 def _sample(decoder: Decoder) -> Decoder:
-    """The shortest prefix of layers that has every kind of the model."""
-    kinds = decoder.config.layer_kinds
+    """The shortest prefix of its layers that has every kind among them."""
+    kinds = decoder.config.layer_kinds[decoder.first :][: len(decoder.layers)]
     count = 1 + max(kinds.index(kind) for kind in set(kinds))
     return replace(decoder, layers=decoder.layers[:count])
+
+
+def _hidden(decoder: Decoder, rows: int, seed: torch.Generator) -> Tensor:
+    """Embeddings of random tokens or, for layers that stand behind others, random rows."""
+    if decoder.embedding is None:
+        return torch.randn(rows, decoder.config.hidden_size, generator=seed).to(
+            decoder.device, decoder.dtype
+        )
+    tokens = torch.randint(0, decoder.config.vocab_size, (rows,), generator=seed)
+    return decoder.embed(tokens.to(decoder.device))
 
 
 def _run(decoder: Decoder, hidden: Tensor, widths: Sequence[int]) -> Tensor:

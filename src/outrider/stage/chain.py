@@ -11,10 +11,8 @@ from outrider.core_types import Reply, Window
 from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams
 from outrider.stage.frame import Frame, Void, to_reply
-from outrider.stage.link import Clock, Link, LinkSettings, RealClock
+from outrider.stage.link import LOCAL, Clock, Link, LinkSettings, RealClock
 from outrider.stage.part import Part
-
-LOCAL = LinkSettings()
 
 
 def link_settings(parts: int, settings: LinkSettings) -> list[LinkSettings]:
@@ -38,6 +36,7 @@ class ChainStage:
         self._links: list[Link[Frame | Void]] = [Link(link, number) for number, link in links]
         self._clock = clock or RealClock()
         self._answers: list[Reply] = []
+        self._tapped: set[int] = set()
         self.vocab_size = parts[-1].vocab_size
         self.max_length = parts[0].max_length
         self.exact = all(part.exact for part in parts)
@@ -53,15 +52,20 @@ class ChainStage:
             raise StageError(f"taps {list(taps)} must be in the order of the layers.")
         for part in self._parts:
             part.open(session, sampling, prompt_len, taps)
+        if taps:
+            self._tapped.add(session)
 
     def close(self, session: int) -> None:
         for part in self._parts:
             part.close(session)
+        self._tapped.discard(session)
         self._answers = [reply for reply in self._answers if reply.session != session]
 
     def submit(self, window: Window) -> None:
         self._send(0, Frame(window=window))
-        if not window.wanted:  # Nothing to wait for: more of the prompt can follow at once.
+        if (
+            not window.wanted and window.session not in self._tapped
+        ):  # Nothing to wait for: more of the prompt can follow at once.
             self._answers.append(Reply(session=window.session, id=window.id))
 
     def void(self, session: int, epoch: int) -> None:
@@ -108,7 +112,7 @@ class ChainStage:
 
     def _answer(self, frame: Frame | Void) -> None:
         session = frame.session if isinstance(frame, Void) else frame.window.session
-        if isinstance(frame, Frame) and frame.window.wanted and self._parts[0].has(session):
+        if isinstance(frame, Frame) and frame.is_answered and self._parts[0].has(session):
             self._answers.append(to_reply(frame))
 
     def _sleep(self) -> bool:

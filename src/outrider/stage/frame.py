@@ -30,6 +30,11 @@ class Frame:
     rollback: str | None = None
 
     @property
+    def is_answered(self) -> bool:
+        """Whether the coordinator waits for it: not for prompt rows that tell it nothing."""
+        return self.window.wanted > 0 or self.taps is not None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its tensors and token ids on a wire."""
         tensors = [part for part in (self.hidden, self.taps) if part is not None]

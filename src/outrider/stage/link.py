@@ -29,6 +29,10 @@ class LinkSettings:
         return nbytes * 8 / (self.mbps * 1e3) if self.mbps else 0.0
 
 
+LOCAL = LinkSettings()
+"""No link at all."""
+
+
 class Clock(Protocol):
     """Seconds from a common origin; the same in all processes of a machine."""
 

@@ -1,0 +1,104 @@
+"""Stages in processes of their own: the oracle's tokens, and errors that name the stage."""
+
+import signal
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from outrider.assemble.stages import WorkerCommands
+from outrider.config.run import TargetConfig
+from outrider.errors import StageError
+from outrider.sampling.params import SamplingParams
+from outrider.stage.link import LinkSettings
+from outrider.stage.process import ProcessStage
+from tests.exactness.targets import SAMPLINGS, engine, finished, prompts
+from tests.helpers.checkpoints import VOCAB
+from tests.helpers.scripted import SCRIPTS, ScriptedDrafter
+
+LINK = LinkSettings(delay_ms=20.0, jitter_ms=5.0, mbps=50.0)
+TOKENS = 48
+
+
+def commands(target, **changed):
+    plain = WorkerCommands(
+        target=TargetConfig(path=str(target.folder), threads=1),
+        spans=[(0, 1), (1, 4)],
+        policy="log",
+        capacity=18,
+    )
+    return replace(plain, **changed)
+
+
+@contextmanager
+def running(target, link=LINK, **changed):
+    """A stage of two processes, which are gone afterwards."""
+    stage = ProcessStage(2, commands(target, **changed), link)
+    processes = list(stage._processes)
+    try:
+        yield stage
+    finally:
+        stage.shutdown()
+        assert all(process.returncode is not None for process in processes)
+
+
+def test_two_requests_at_once_equal_the_oracle_over_a_slow_link(hybrid):
+    outputs = hybrid.oracle("seeded", prompts(6), TOKENS)[4:]
+    truths = iter([output.all_tokens for output in outputs])
+    settings = SamplingParams(**SAMPLINGS["seeded"], logprobs=2)
+    with running(hybrid) as stage:
+        made = engine(
+            stage,
+            lambda: ScriptedDrafter(next(truths), SCRIPTS["partly"], VOCAB),
+            width=4,
+            depth=4,
+        )
+        requests = [
+            made.generate(output.prompt, sampling=settings, max_tokens=TOKENS) for output in outputs
+        ]
+        for request, output in zip(requests, outputs, strict=True):
+            finished(request)
+            assert request.result.token_ids == output.tokens
+            counters = request.counters
+            assert 0 < counters.accepted < counters.verified
+            assert counters.max_in_flight > 1
+            assert counters.rollbacks.get("log", 0) > 0
+            assert sum(counters.occupancy_ms) == pytest.approx(counters.predicted_ms, rel=0.2)
+        assert stage.num_sessions == 0
+        stage.check()
+
+
+def test_a_killed_stage_is_named_and_its_requests_fail(hybrid):
+    with running(hybrid) as stage, closing(engine(stage, None)) as made:
+        request = made.generate([1, 2, 3], max_tokens=40)
+        assert next(iter(request)).tokens
+        stage._processes[1].send_signal(signal.SIGKILL)
+        stage._processes[1].wait()
+        with pytest.raises(StageError, match=r"stage 1 of 2 died \(signal 9\)"):
+            list(request)
+        with pytest.raises(StageError, match="ended"):
+            made.generate([1, 2, 3], max_tokens=40)
+
+
+def test_a_stage_that_fails_says_why(hybrid):
+    with running(hybrid) as stage, closing(engine(stage, None)) as made:
+        request = made.generate([1, 2, 3], max_tokens=40)
+        assert next(iter(request)).tokens
+        made._sessions[0].ledger.length += 5
+        with pytest.raises(StageError, match=r"stage 0 of 2 failed: a window starts at \d+, but"):
+            list(request)
+
+
+def test_a_stage_that_cannot_load_says_why(hybrid):
+    too_long = TargetConfig(path=str(hybrid.folder), max_length=9999)
+    command = replace(commands(hybrid), target=too_long)
+    with pytest.raises(StageError, match=r"stage \d of 2 failed: .*max_length 9999 exceeds"):
+        ProcessStage(2, command)
+
+
+def test_silence_ends_at_the_deadline(hybrid):
+    with running(hybrid, LinkSettings(delay_ms=5000.0)) as stage:
+        stage._deadline_s = 0.05
+        made = engine(stage, None)
+        with pytest.raises(StageError, match=r"no stage has answered for 0\.05 s"):
+            list(made.generate([1, 2, 3], max_tokens=4))
