@@ -72,6 +72,27 @@ def test_draft_methods_need_a_draft_model(method):
     )
 
 
+def test_eagle3_names_its_own_demo():
+    assert refusal(speculative=SpeculativeConfig(method="eagle3")).endswith("or 'demo-eagle3'.")
+
+
+def test_mtp_is_in_the_target():
+    speculative = SpeculativeConfig(method="mtp", draft_model="demo-draft")
+    assert "would never be used by speculative.method = 'mtp'" in refusal(speculative=speculative)
+
+
+@pytest.mark.parametrize("window", [{"depth": 2}, {"runahead_tokens": 8}])
+@pytest.mark.parametrize(("method", "model"), [("mtp", None), ("eagle3", "demo-eagle3")])
+def test_drafters_of_hidden_states_need_one_window_at_a_time(method, model, window):
+    speculative = SpeculativeConfig(
+        method=method, draft_model=model, verify_window=VerifyWindowConfig(**window)
+    )
+    assert refusal(speculative=speculative) == (
+        f"speculative.method = {method!r} reads the target's hidden states of each window before "
+        "it drafts the next: set speculative.verify_window.depth = 1 and no runahead_tokens."
+    )
+
+
 def test_draft_temperature_that_nothing_uses():
     assert refusal(speculative=SpeculativeConfig(draft_temperature=0.5)).startswith(
         "speculative.draft_temperature = 0.5 would never be used by speculative.method = 'suffix'"

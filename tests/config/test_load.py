@@ -8,6 +8,7 @@ import pytest
 from outrider.config import keys
 from outrider.config.load import FLAGS, Loaded, load
 from outrider.config.run import (
+    METHODS,
     PLANNED_METHODS,
     RunConfig,
     SpeculativeConfig,
@@ -145,7 +146,7 @@ def test_bad_environment_names_the_variable(name, value, expected):
 def test_later_methods_are_known_and_refused(method):
     assert message(flags={"--method": method}) == (
         f"flag --method: speculative.method = {method!r} is not built yet: use one of "
-        "off, suffix, ngram-cache, draft, suffix+draft, ngram-cache+draft."
+        f"{', '.join(METHODS)}."
     )
 
 
@@ -167,8 +168,8 @@ def test_bad_flag_names_the_flag(flag, value, expected):
 
 
 def test_python_callers_get_the_same_refusals():
-    with pytest.raises(ConfigError, match=r"speculative\.method = 'eagle3' is not built yet"):
-        SpeculativeConfig(method="eagle3")
+    with pytest.raises(ConfigError, match=r"speculative\.method = 'auto' is not built yet"):
+        SpeculativeConfig(method="auto")
     with pytest.raises(ConfigError, match=r"speculative\.min_probability = 1\.5 is out of range"):
         SpeculativeConfig(min_probability=1.5)
     with pytest.raises(ConfigError, match=r"speculative\.verify_window = 3 is not allowed"):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.draft.base import Drafter
+from outrider.draft.choice import GreedyChooser
+from outrider.draft.head import HeadDrafter
 from outrider.engine.engine import Generation
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
@@ -23,7 +25,8 @@ TOKENS = 48
 MOST_ROUNDING = 1e-4
 LINK = LinkSettings(delay_ms=50.0, jitter_ms=20.0, mbps=1.0)
 """In virtual time, so that nothing sleeps."""
-METHODS = ("off", *LOOKUP, *SCRIPTS)
+HEADS = ("mtp", "eagle3")
+METHODS = ("off", *LOOKUP, *SCRIPTS, *HEADS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ def _run(target: Target, cell: Cell, outputs: Sequence[Output]) -> list[Counters
     truths = iter([output.all_tokens for output in outputs])
     made = engine(
         make_stage(target, cell),
-        drafter_for(cell.method, truths),
+        drafter_for(target, cell.method, truths),
         width=cell.width,
         depth=cell.depth,
         runahead=cell.runahead,
@@ -88,8 +91,12 @@ def make_stage(target: Target, cell: Cell) -> Stage:
     return LateStage(stage) if cell.late else stage
 
 
-def drafter_for(method: str, truths: Iterator[Sequence[int]]) -> Callable[[], Drafter] | None:
+def drafter_for(
+    target: Target, method: str, truths: Iterator[Sequence[int]]
+) -> Callable[[], Drafter] | None:
     """Makes drafters; a scripted one knows the next of `truths`."""
+    if method in HEADS:
+        return lambda: HeadDrafter(target.heads[method], GreedyChooser(vocab_size=VOCAB))
     if method in SCRIPTS:
         return lambda: ScriptedDrafter(next(truths), SCRIPTS[method], VOCAB)
     return LOOKUP.get(method)

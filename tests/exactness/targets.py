@@ -16,7 +16,10 @@ from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Generation, Speculation, WindowLimits
 from outrider.models.decoder import Decoder
+from outrider.models.eagle3 import load_eagle3
+from outrider.models.head import Head
 from outrider.models.load import LoadOptions, load_decoder
+from outrider.models.mtp import load_mtp
 from outrider.ops.selftest import Kernels
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
@@ -25,6 +28,7 @@ from outrider.stage.part import Part
 from outrider.state.spec import Policy
 from outrider.verify.tail import Tail
 from tests.helpers.checkpoints import VOCAB, build_model
+from tests.helpers.heads import add_mtp, likely_eagle3, mtp_tensors
 from tests.helpers.runs import random_tokens
 from tests.oracle.decoder import Output, decode
 
@@ -72,6 +76,7 @@ class Target:
     oracle_model: PreTrainedModel
     decoder: Decoder
     folder: Path
+    heads: dict[str, Head] = field(default_factory=dict)
     _known: dict[object, list[Output]] = field(default_factory=dict)
 
     def oracle(self, sampling: str, prompts: Sequence[Sequence[int]], size: int) -> list[Output]:
@@ -122,7 +127,21 @@ def make_target(name: str, folder: Path) -> Target:
             elif key.endswith("A_log"):  # As it comes, the recurrent layers forget at once.
                 parameter.copy_(torch.linspace(-6.0, -2.0, len(parameter)))
     model.save_pretrained(folder)
-    return Target(name, model, _load(folder), folder)
+    if name == "hybrid":
+        add_mtp(folder, mtp_tensors(model, likely=True))
+    target = Target(name, model, _load(folder), folder)
+    _load_heads(target)
+    return target
+
+
+def _load_heads(target: Target) -> None:
+    """Heads that guess right now and then; the dense family has no MTP layer."""
+    kernels, options, layers = Kernels(exact=True), LoadOptions(), target.decoder.config.num_layers
+    taps = (-1, *range(layers - 1))[-3:]
+    file = likely_eagle3(target.folder / "eagle3", target.oracle_model, taps)
+    target.heads["eagle3"] = load_eagle3(file, target.decoder, kernels, options)
+    if target.name == "hybrid":
+        target.heads["mtp"] = load_mtp(target.folder, target.decoder, kernels, options)
 
 
 @functools.cache

@@ -16,7 +16,9 @@ def test_same_bits_as_plain_decoding(hybrid, method, depth, late, sampling):
     cell = Cell(method=method, depth=depth, late=late)
     plain = generate(engine(make_stage(hybrid, cell), None), output.prompt, settings, 48).result
     made = engine(
-        make_stage(hybrid, cell), drafter_for(method, iter([output.all_tokens])), depth=depth
+        make_stage(hybrid, cell),
+        drafter_for(hybrid, method, iter([output.all_tokens])),
+        depth=depth,
     )
     result = generate(made, output.prompt, settings, 48).result
     assert result.logprobs == plain.logprobs

@@ -23,7 +23,7 @@ MIXED = [
 
 def speculating(target, depth, truths):
     cell = Cell(method="partly", depth=depth, late=depth > 1)
-    return engine(make_stage(target, cell), drafter_for("partly", truths), depth=depth)
+    return engine(make_stage(target, cell), drafter_for(target, "partly", truths), depth=depth)
 
 
 def plain_engine(target):

@@ -10,6 +10,7 @@ from outrider.engine.controller import Controller, Costs
 from outrider.engine.curve import Curve
 from outrider.engine.engine import WindowLimits
 from outrider.models.decoder import Decoder
+from outrider.models.head import Head
 
 MOST_ROWS = 128
 """Rows of the widest pass that is measured for several sequences side by side."""
@@ -39,7 +40,7 @@ def controls(config: RunConfig, windows: WindowLimits) -> bool:
 def budget_factory(
     config: RunConfig,
     target: LoadedTarget,
-    draft: Decoder | None,
+    draft: Decoder | Head | None,
     windows: WindowLimits,
     sequences: int = 1,
 ) -> Callable[[], Budget]:

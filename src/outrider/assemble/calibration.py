@@ -7,6 +7,7 @@ import torch
 
 from outrider.engine.controller import Costs
 from outrider.models.decoder import Decoder
+from outrider.models.head import Head
 from outrider.models.pass_plan import Span
 from outrider.state.sequence import SequenceState
 
@@ -21,7 +22,7 @@ Clock = Callable[[], float]
 
 def measure_costs(
     target: Decoder,
-    draft: Decoder | None,
+    draft: Decoder | Head | None,
     sources: Sequence[str],
     *,
     drafts: int,
@@ -31,19 +32,19 @@ def measure_costs(
 ) -> Costs:
     """Time passes of 1 to `drafts` + 1 rows (or `rows`); `sources` in the order of asking.
 
-    Milliseconds. Stops after about `seconds`, each width measured once at least. All sources but
-    `draft` count as free. Drafting k tokens is one pass of two rows, since the last draft of a
-    round is caught up on in the next, and k - 1 passes of one.
+    Milliseconds. Stops after about `seconds`, each width measured once at least. With a `draft` the
+    last source is paid for, all others are free. Drafting k tokens is one pass of two rows, since
+    the last token of a round is caught up on in the next, and k - 1 passes of one.
     """
     share = seconds if draft is None else seconds / 2
     verify = _per_rows(target, _widths(rows or drafts + 1), share, clock)
-    paid: list[float] = []
+    paid: Sequence[float] = ()
     if draft is not None and drafts:
         single, double = _per_rows(draft, [1, 2], share, clock)
         paid = [double + single * more for more in range(drafts)]
     return Costs(
         verify=verify,
-        draft={source: paid if source == "draft" else () for source in sources},
+        draft={source: paid if source == sources[-1] else () for source in sources},
         drafts=drafts,
     )
 
@@ -54,11 +55,13 @@ def _widths(most: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _per_rows(decoder: Decoder, widths: Sequence[int], seconds: float, clock: Clock) -> list[float]:
+def _per_rows(
+    model: Decoder | Head, widths: Sequence[int], seconds: float, clock: Clock
+) -> list[float]:
     """Milliseconds of a pass of 1, 2, ... widths[-1] rows, linear between those measured."""
-    state = decoder.new_state("log", 0)
-    _run(decoder, state, CONTEXT)
-    _run(decoder, state, widths[-1])  # Allocations and first calls are no measure.
+    state = model.new_state() if isinstance(model, Head) else model.new_state("log", 0)
+    _run(model, state, CONTEXT)
+    _run(model, state, widths[-1])  # Allocations and first calls are no measure.
     times: dict[int, list[float]] = {rows: [] for rows in widths}
     end = clock() + seconds
     for number in range(ROUNDS):
@@ -66,17 +69,23 @@ def _per_rows(decoder: Decoder, widths: Sequence[int], seconds: float, clock: Cl
             break
         for rows in widths:
             begin = clock()
-            _run(decoder, state, rows)
+            _run(model, state, rows)
             times[rows].append((clock() - begin) * 1e3)
     # The least, not the median: what else the machine does only ever adds, and an estimate that it
     # spoiled would keep the controller from ever drafting, and so from finding out.
     return _filled({rows: min(found) for rows, found in times.items()})
 
 
-def _run(decoder: Decoder, state: SequenceState, rows: int) -> None:
-    tokens = torch.zeros(rows, dtype=torch.int64, device=decoder.device)
-    hidden, _ = decoder.run(decoder.embed(tokens), [Span(state, rows, revocable=False)])
-    decoder.logits(hidden).argmax(-1).tolist()  # Reading waits for an accelerator, too.
+def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:
+    layers = model.layers if isinstance(model, Head) else model
+    tokens = torch.zeros(rows, dtype=torch.int64, device=layers.device)
+    if isinstance(model, Head):
+        features = torch.zeros_like(layers.embed(tokens))
+        logits, _ = model.conclude(model.run(features, tokens, state)[-1:])
+    else:
+        hidden, _ = model.run(model.embed(tokens), [Span(state, rows, revocable=False)])
+        logits = model.logits(hidden)
+    logits.argmax(-1).tolist()  # Reading waits for an accelerator, too.
 
 
 def _filled(points: dict[int, float]) -> list[float]:

@@ -9,9 +9,10 @@ from outrider.assemble.target import LoadedTarget, sha256
 from outrider.config.run import RunConfig, SpeculativeConfig
 from outrider.draft.base import Drafter
 from outrider.draft.chain import ChainDrafter
+from outrider.draft.choice import Chooser, GreedyChooser, SampledChooser
+from outrider.draft.head import HeadDrafter
 from outrider.draft.lookup.ngram_cache import NgramCacheDrafter, NgramSettings
 from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
-from outrider.draft.model.choice import Chooser, GreedyChooser, SampledChooser
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftStateSettings
 from outrider.draft.model.vocab import shared_vocabulary
@@ -19,12 +20,16 @@ from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError
 from outrider.models.decoder import Decoder
+from outrider.models.eagle3 import load_eagle3
 from outrider.models.files import read_json_or_empty
+from outrider.models.head import Head
 from outrider.models.hub import resolve
 from outrider.models.load import load_decoder
 from outrider.models.model_file import load_tokenizer
+from outrider.models.mtp import load_mtp
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key
+from outrider.state.spec import StateSpec
 
 CHAINED_MIN_MATCH = 3
 """A short match ahead of a draft model would keep the better drafter from being asked. Where a
@@ -39,8 +44,12 @@ class DraftModel:
     shared: int
 
 
+Drafting = DraftModel | Head
+"""What is loaded for drafting, and shared by all sessions."""
+
+
 def drafter_factory(
-    config: RunConfig, target: LoadedTarget, windows: WindowLimits, draft: DraftModel | None
+    config: RunConfig, target: LoadedTarget, windows: WindowLimits, draft: Drafting | None
 ) -> DrafterFactory | None:
     """What makes a session's drafter; None for plain decoding."""
     method = config.speculative.method
@@ -51,10 +60,13 @@ def drafter_factory(
     if draft is None:
         return lambda sampling, budget: _chain(budget, makers[0](weighed))
 
-    settings = draft_state(config, windows)
+    settings = _draft_state(config, windows)
     rows = target.decoder.config.vocab_size
 
     def make(sampling: SamplingParams, budget: Budget) -> Drafter:
+        if isinstance(draft, Head):
+            chooser = _chooser(config.speculative, sampling, rows, rows)
+            return _chain(budget, HeadDrafter(draft, chooser))
         chooser = _chooser(config.speculative, sampling, draft.shared, rows)
         model = DraftModelDrafter(draft.decoder, chooser, settings)
         return _chain(budget, *[lookup(weighed) for lookup in makers], model)
@@ -62,7 +74,19 @@ def drafter_factory(
     return make
 
 
-def draft_state(config: RunConfig, windows: WindowLimits) -> DraftStateSettings:
+def drafting_specs(
+    config: RunConfig, windows: WindowLimits, draft: Drafting | None
+) -> tuple[StateSpec, ...]:
+    """The state of its own that each session's drafter has, if it has one."""
+    if draft is None:
+        return ()
+    if isinstance(draft, Head):
+        return (draft.state_spec,)
+    settings = _draft_state(config, windows)
+    return (draft.decoder.state_spec(settings.policy, settings.capacity),)
+
+
+def _draft_state(config: RunConfig, windows: WindowLimits) -> DraftStateSettings:
     """How a draft model's state takes back what is in flight and what it drafts."""
     capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
     return DraftStateSettings(policy=config.state.rollback, capacity=capacity)
@@ -85,17 +109,28 @@ _LOOKUPS: dict[str, Callable[[bool], Drafter]] = {"suffix": _suffix, "ngram-cach
 """N-gram drafters by name; told whether what they offer is weighed against other choices."""
 
 
-def load_draft(name: str, target: LoadedTarget) -> DraftModel:
-    """Load and check a draft model; any failure ends the start, never the speculation alone."""
+def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Drafting | None:
+    """Load and check what drafts; any failure ends the start, never the speculation alone."""
+    name = speculative.draft_model
+    if speculative.method == "mtp":
+        return load_mtp(target.folder, target.ends, target.kernels, target.options)
+    if name is None:
+        return None
     try:
         folder = resolve(name)
         _check_recorded_target(folder, target)
-        tokenizer = load_tokenizer(folder)
-        decoder = _decoder(folder, target)
+        if speculative.method == "eagle3":
+            return load_eagle3(folder, target.ends, target.kernels, target.options)
+        return _draft_model(folder, target)
     except CheckpointError as error:
         raise CheckpointError(
             f"speculative.draft_model = {name!r} cannot be loaded: {error}"
         ) from None
+
+
+def _draft_model(folder: Path, target: LoadedTarget) -> DraftModel:
+    tokenizer = load_tokenizer(folder)
+    decoder = _decoder(folder, target)
     rows = min(decoder.config.vocab_size, target.decoder.config.vocab_size)
     if decoder is target.decoder:
         return DraftModel(decoder, rows)

@@ -3,7 +3,13 @@
 import torch
 
 from outrider.assemble.budget import budget_factory
-from outrider.assemble.drafter import DraftModel, draft_state, drafter_factory, load_draft
+from outrider.assemble.drafter import (
+    Drafting,
+    DraftModel,
+    drafter_factory,
+    drafting_specs,
+    load_drafting,
+)
 from outrider.assemble.memory import check_fits, free_bytes
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
@@ -60,8 +66,7 @@ class Engine(EngineFacade):
         check(config)
         target = load_target(config.target, config.stages)
         windows = window_limits(config.speculative)
-        name = config.speculative.draft_model
-        draft = load_draft(name, target) if name is not None else None
+        draft = load_drafting(config.speculative, target)
         speculation = _speculation(config, target, windows, draft, sequences)
         capacity = _capacity(config, windows)
         spec = target.state_spec(config.state.rollback, capacity)
@@ -70,12 +75,7 @@ class Engine(EngineFacade):
         stage = make_stage(config, target, capacity)
         engine = cls(stage, target.tokenizer, speculation, defaults)
         engine.kernels = target.kernels
-        drafts = draft_state(config, windows) if draft else None
-        engine.specs = (
-            (spec, draft.decoder.state_spec(drafts.policy, drafts.capacity))
-            if draft and drafts
-            else (spec,)
-        )
+        engine.specs = (spec, *drafting_specs(config, windows, draft))
         return engine
 
     def describe(self) -> dict[str, object]:
@@ -87,15 +87,15 @@ def _speculation(
     config: RunConfig,
     target: LoadedTarget,
     windows: WindowLimits,
-    draft: DraftModel | None,
+    draft: Drafting | None,
     sequences: int,
 ) -> Speculation:
     speculative = config.speculative
-    decoder = draft.decoder if draft else None
+    paid = draft.decoder if isinstance(draft, DraftModel) else draft
     return Speculation(
         method=speculative.method,
         drafter=drafter_factory(config, target, windows, draft),
-        budget=budget_factory(config, target, decoder, windows, sequences),
+        budget=budget_factory(config, target, paid, windows, sequences),
         windows=windows,
         fallback="draft" if speculative.ngram_fallback == "draft" else None,
     )

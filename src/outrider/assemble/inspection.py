@@ -1,9 +1,15 @@
 """What `outrider inspect` and `outrider doctor` report."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from outrider.config.run import METHODS
+from outrider.models.checkpoint import Checkpoint
 from outrider.models.decoder import state_spec
+from outrider.models.eagle3_config import FLAGS, is_eagle3, read_eagle3_config
+from outrider.models.files import read_json_or_empty
 from outrider.models.hub import resolve
 from outrider.models.model_file import open_tensors
 from outrider.ops.selftest import Kernels
@@ -16,6 +22,9 @@ TYPICAL_LINEARS = ((1536, 256), (256, 1536))
 def inspect(path: str) -> dict[str, object]:
     """What a model holds and what its states cost; reads configuration and headers only."""
     folder = resolve(path)
+    raw = read_json_or_empty(folder / "config.json")
+    if is_eagle3(raw):
+        return _inspect_eagle3(folder, raw)
     config, opened = open_tensors(folder)
     kinds = config.layer_kinds
     specs = {
@@ -34,7 +43,34 @@ def inspect(path: str) -> dict[str, object]:
         "rollback_capacity": INSPECTED_CAPACITY,
         "state_bytes_per_token": specs["log"].attention_bytes(PAGE) // PAGE,
         "state_bytes_per_sequence": {p: spec.recurrent_bytes() for p, spec in specs.items()},
-        "drafters": [method for method in METHODS if method != "off"],
+        "mtp_layers": config.mtp_layers,
+        "drafters": [
+            method
+            for method in METHODS
+            if method != "off" and (method != "mtp" or config.mtp_layers == 1)
+        ],
+    }
+
+
+def _inspect_eagle3(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
+    config = read_eagle3_config(folder)
+    layers = config.layers
+    with Checkpoint(folder) as tensors:
+        parameters, names = tensors.count_parameters(), tensors.names
+    counted = "layer outputs" if config.outputs else "boundaries"
+    return {
+        "path": str(folder),
+        "architecture": "eagle3",
+        "packaging": config.packaging,
+        "layers": layers.num_layers,
+        "hidden_size": layers.hidden_size,
+        "vocab_size": layers.vocab_size,
+        "draft_vocab_size": config.draft_vocab,
+        "layer_ids": f"{list(config.layer_ids)} ({counted})" if config.layer_ids else "default",
+        "own_embedding": "embed_tokens.weight" in names,
+        **{name: getattr(config, name) for name in FLAGS},
+        "parameters": parameters,
+        "target_sha256": raw.get("outrider", {}).get("target_sha256", "not recorded"),
     }
 
 

@@ -43,6 +43,17 @@ class LoadedTarget:
         return state_spec(config, config.layer_kinds, policy, capacity, size)
 
     @property
+    def ends(self) -> Decoder:
+        """Embedding, final norm and head in one decoder, for drafters that share them."""
+        if not self.parts:
+            raise ConfigError(
+                "stages.processes = true leaves the target's embedding and head in other processes,"
+                " but drafters of its hidden states share them: set stages.processes = false, or "
+                "use a method such as 'suffix'."
+            )
+        return replace(self.decoder, norm=self.parts[-1].norm, head=self.parts[-1].head)
+
+    @property
     def is_whole(self) -> bool:
         """Whether `decoder` is the whole model."""
         return self.decoder.embedding is not None and self.decoder.head is not None

@@ -5,6 +5,7 @@ import re
 from outrider.config.run import (
     DRAFT_METHODS,
     NGRAM_METHODS,
+    TAP_METHODS,
     RunConfig,
     SpeculativeConfig,
     StagesConfig,
@@ -64,11 +65,12 @@ def _is_serial(speculative: SpeculativeConfig) -> bool:
 
 def _check_draft_model(speculative: SpeculativeConfig) -> None:
     method, model = speculative.method, speculative.draft_model
-    used = method in DRAFT_METHODS or speculative.ngram_fallback == "draft"
+    shipped = f"demo-{method}" if method in TAP_METHODS else "demo-draft"
+    used = method in (*DRAFT_METHODS, "eagle3") or speculative.ngram_fallback == "draft"
     if used and model is None:
         raise ConfigError(
             f"speculative.method = {method!r} needs speculative.draft_model, but none is set: name "
-            "a model folder, a hub ID@REVISION or 'demo-draft'."
+            f"a model folder, a hub ID@REVISION or {shipped!r}."
         )
     if not used and model is not None:
         raise ConfigError(
@@ -76,7 +78,7 @@ def _check_draft_model(speculative: SpeculativeConfig) -> None:
             f"{method!r}: leave it out."
         )
     temperature = speculative.draft_temperature
-    if temperature and not used:
+    if temperature and not (used or method in TAP_METHODS):
         raise ConfigError(
             f"speculative.draft_temperature = {temperature} would never be used by "
             f"speculative.method = {method!r}: leave it out."
@@ -90,6 +92,12 @@ def _check_draft_model(speculative: SpeculativeConfig) -> None:
 
 
 def _check_windows(speculative: SpeculativeConfig) -> None:
+    if speculative.method in TAP_METHODS and not _is_serial(speculative):
+        raise ConfigError(
+            f"speculative.method = {speculative.method!r} reads the target's hidden states of each "
+            "window before it drafts the next: set speculative.verify_window.depth = 1 and no "
+            "runahead_tokens."
+        )
     drafts, rows = speculative.max_draft_tokens, speculative.verify_window.max_tokens
     if drafts == "auto" or rows is None or not _is_serial(speculative) or drafts < rows:
         return

@@ -10,13 +10,15 @@ from typing import Literal, get_args
 from outrider.config.values import check_fields
 from outrider.errors import ConfigError
 
-Method = Literal["off", "suffix", "ngram-cache", "draft", "suffix+draft", "ngram-cache+draft"]
+Method = Literal[
+    "off", "suffix", "ngram-cache", "draft", "suffix+draft", "ngram-cache+draft", "mtp", "eagle3"
+]
 METHODS: tuple[str, ...] = get_args(Method)
 NGRAM_METHODS = ("suffix", "ngram-cache")
 DRAFT_METHODS = ("draft", "suffix+draft", "ngram-cache+draft")
+TAP_METHODS = ("mtp", "eagle3")
+"""Methods that read the target's hidden states."""
 PLANNED_METHODS = (
-    "mtp",
-    "eagle3",
     "dflash",
     "dspark",
     "auto",

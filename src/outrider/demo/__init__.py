@@ -7,6 +7,7 @@ from outrider.errors import CheckpointError
 _FOLDERS = {
     "demo": "target",
     "demo-draft": "draft",
+    "demo-eagle3": "eagle3",
     "demo-dflash": "dflash",
     "demo-dspark": "dspark",
     "demo-dspark-bonus": "dspark-bonus",

@@ -56,7 +56,8 @@ class ControllerSettings:
     like the one before it, which is worth `place_weight` cases. A choice must gain `margin` tokens
     a round. Probes come in a `burst` and cost at most `probe_share` of the time, beyond a `grant`
     of plain steps at the start. A class that keeps failing is probed up to `rarest` times less
-    often. Drafting is free below `free_share` of a plain step.
+    often. A source is free where all that it may draft takes less than `free_share` of a plain
+    step.
     """
 
     decay: float = 0.985
@@ -258,7 +259,7 @@ class Controller:
         curve = self._draft.get(source)
         if curve is None or len(curve) < 2:
             return True
-        return curve[1] < self._settings.free_share * self._plain()
+        return curve[len(curve) - 1] < self._settings.free_share * self._plain()
 
     def _by_place(self, source: str) -> Iterator[float]:
         """Rates of a source's drafts by place, without end."""

@@ -30,7 +30,9 @@ class AttentionLayer:
         window: int | None,
         weights: WeightReader,
         kernels: Kernels,
+        out_width: int | None = None,
     ) -> None:
+        """`out_width`: width of the result where it is not the input's."""
         self.config = config
         self.index = index
         self.window = window
@@ -43,8 +45,9 @@ class AttentionLayer:
             scale = 1.0
         matrix, bias = self._projection(norm, scale, weights)
         self.project = kernels.make_linear(matrix, bias)
-        out = weights.matrix("o_proj", len(norm), self.queries)
-        bias = weights.vector("o_proj.bias", len(norm)) if config.out_bias else None
+        out_width = out_width or len(norm)
+        out = weights.matrix("o_proj", out_width, self.queries)
+        bias = weights.vector("o_proj.bias", out_width) if config.out_bias else None
         self.out = kernels.make_linear(out, bias)
 
     def _head_norm(self, weights: WeightReader, scale: float) -> Tensor:

@@ -80,9 +80,10 @@ class Checkpoint:
             raise CheckpointError(
                 f"tensor {name} has shape {tuple(tensor.shape)}, but config.json implies {shape}."
             )
-        if not tensor.is_floating_point():
+        if tensor.is_floating_point() != dtype.is_floating_point:
             raise CheckpointError(
-                f"tensor {name} holds {tensor.dtype}: quantised weights are not supported here."
+                f"tensor {name} holds {tensor.dtype}, which cannot stand for {dtype}: quantised "
+                "weights are not supported here."
             )
         self._taken.add(name)
         return tensor.to(dtype)

@@ -4,7 +4,7 @@ The model holds weights only. Every sequence's memory comes in as an argument, s
 share one pass and several windows of one sequence can be in flight.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,10 @@ class DecoderLayer:
         return x + self.mlp(unit_rows(x, self.eps))
 
 
+Layer = Callable[[Tensor, PassPlan], Tensor]
+"""Rows of a pass and its plan to rows [N, hidden]; a `DecoderLayer`, or a drafter's own kind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """Layers `first` .. of a model; a whole model has embedding, all layers, norm and head.
@@ -65,7 +69,7 @@ class Decoder:
 
     config: ModelConfig
     first: int
-    layers: tuple[DecoderLayer, ...]
+    layers: tuple[Layer, ...]
     tables: PassTables
     dtype: torch.dtype
     exact: bool

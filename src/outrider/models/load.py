@@ -75,7 +75,7 @@ def _build(
 ) -> Decoder:
     last = config.num_layers if options.last is None else options.last
     layers = tuple(
-        _layer(config, layer, options.first, reader, kernels)
+        build_layer(config, layer, options.first, reader, kernels)
         for layer in range(options.first, last)
     )
     embedding, norm, head = _ends(config, reader, kernels, options.first == 0, last)
@@ -83,7 +83,7 @@ def _build(
         config=config,
         first=options.first,
         layers=layers,
-        tables=_tables(config, kernels, options.device, length),
+        tables=build_tables(config, kernels, options.device, length),
         dtype=options.dtype,
         exact=kernels.exact,
         embedding=embedding,
@@ -92,7 +92,10 @@ def _build(
     )
 
 
-def _tables(config: ModelConfig, kernels: Kernels, device: torch.device, length: int) -> PassTables:
+def build_tables(
+    config: ModelConfig, kernels: Kernels, device: torch.device, length: int
+) -> PassTables:
+    """What passes of `length` positions at most look up."""
     attention, delta = config.attention, config.delta
     shape = attention.kv_heads, attention.heads // attention.kv_heads, attention.width
     tile = kernels.tile_for_attention(*shape)
@@ -113,13 +116,14 @@ def _tables(config: ModelConfig, kernels: Kernels, device: torch.device, length:
     )
 
 
-def _layer(
+def build_layer(
     config: ModelConfig,
     layer: int,
     first: int,
     reader: WeightReader,
     kernels: Kernels,
 ) -> DecoderLayer:
+    """The layer `layers.{layer}` below the reader, in a range of layers that begins at `first`."""
     weights = reader.below(f"layers.{layer}")
     width, eps = config.hidden_size, config.norm_eps
     # Position among layers of its kind *in this range*: a stage's state holds only its own layers.
@@ -136,12 +140,13 @@ def _layer(
         mixer = DeltaLayer(config.delta, norm, eps, index, below, kernels)
     return DecoderLayer(
         mixer=mixer,
-        mlp=_mlp(config, weights, kernels),
+        mlp=build_mlp(config, weights, kernels),
         eps=length_eps(eps, width).to(norm.device),
     )
 
 
-def _mlp(config: ModelConfig, layer: WeightReader, kernels: Kernels) -> Mlp:
+def build_mlp(config: ModelConfig, layer: WeightReader, kernels: Kernels) -> Mlp:
+    """A layer's feed-forward network with the norm before it folded in."""
     hidden, inner = config.hidden_size, config.intermediate_size
     weights = layer.below("mlp")
     gate_up = torch.cat([weights.matrix(f"{name}_proj", inner, hidden) for name in ("gate", "up")])

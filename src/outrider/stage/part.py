@@ -78,6 +78,7 @@ class Part:
         """As `Stage.open`; of the taps it hands over those that are its own."""
         state = self._decoder.new_state(self._policy, self._capacity)
         first = self._decoder.first or EMBEDDING_TAP
+        # The tail has one more: the state behind the final norm.
         ours = range(first, self._decoder.first + len(self._decoder.layers) + self.is_tail)
         own = tuple(tap for tap in taps if tap in ours)
         self._slots[session] = Slot(state, self._picker(sampling, prompt_len), own)

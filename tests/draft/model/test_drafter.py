@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.core_types import Commit, Context
-from outrider.draft.model.choice import GreedyChooser, SampledChooser
+from outrider.draft.choice import GreedyChooser, SampledChooser
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
 from outrider.errors import ConfigError, StageError

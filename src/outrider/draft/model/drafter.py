@@ -8,7 +8,7 @@ pass over the missing tokens and the last one.
 import torch
 
 from outrider.core_types import Commit, Context, Draft, Needs
-from outrider.draft.model.choice import Choice, Chooser, as_draft
+from outrider.draft.choice import Choice, Chooser, as_draft
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
 from outrider.models.decoder import Decoder
 

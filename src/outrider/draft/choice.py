@@ -1,4 +1,4 @@
-"""Which token a draft model proposes after a row of its logits, and when it would rather stop."""
+"""Which token a drafter proposes after a row of its logits, and when it would rather stop."""
 
 import math
 from collections.abc import Sequence
@@ -118,6 +118,6 @@ def _check_probability(value: float) -> None:
 def _check_finite(confidence: float, position: int) -> None:
     if not math.isfinite(confidence):
         raise StageError(
-            f"the draft model's logits for position {position} hold NaN or infinity: check the "
+            f"the drafter's logits for position {position} hold NaN or infinity: check the "
             f"draft checkpoint and its dtype."
         )

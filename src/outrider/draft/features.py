@@ -1,0 +1,62 @@
+"""The target's hidden states that a drafter has not consumed yet.
+
+They come with the commits; drafters that read them catch up when they are next asked. What waits
+is bounded: a drafter that is never asked consumes a full backlog all the same.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.core_types import Commit
+from outrider.errors import StageError
+
+PASS_ROWS = 256
+"""Rows that may wait, and rows of a catch-up pass at most."""
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Rows [taps x hidden] from position `start` on, each with the token that follows it."""
+
+    start: int = 0
+    tokens: list[int] = field(default_factory=list)
+    _rows: list[Tensor] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to consume rows although nobody asks for drafts."""
+        return len(self.tokens) >= PASS_ROWS
+
+    @property
+    def end(self) -> int:
+        """Position behind the last row."""
+        return self.start + len(self.tokens)
+
+    def add(self, commit: Commit) -> None:
+        """Keep a commit's rows; StageError where there are none, or they leave a gap."""
+        features = commit.features
+        if not isinstance(features, Tensor):
+            raise StageError("a commit came without the hidden states that the drafter asked for.")
+        first = commit.position + len(commit.tokens) - 1 - len(features)
+        if first != self.end:
+            raise StageError(
+                f"hidden states from position {first} on came, but {self.end} is the next one."
+            )
+        self._rows.append(features.clone())
+        self.tokens += commit.tokens[-len(features) :]
+
+    def oldest(self) -> tuple[Tensor, Tensor]:
+        """Up to `PASS_ROWS` of the oldest rows: features [n, width], tokens int64 [n]."""
+        rows = torch.cat(self._rows)
+        self._rows = [rows]
+        tokens = torch.tensor(self.tokens[:PASS_ROWS], device=rows.device)
+        return rows[:PASS_ROWS], tokens
+
+    def drop(self, count: int) -> None:
+        """Forget the oldest `count` rows, which were consumed."""
+        rest = torch.cat(self._rows)[count:]
+        self._rows = [rest] if len(rest) else []
+        del self.tokens[:count]
+        self.start += count

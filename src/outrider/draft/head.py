@@ -1,0 +1,82 @@
+"""Drafting with a one-token head: MTP, and EAGLE-3 (Li et al. 2025, arXiv 2503.01840) as a chain.
+
+The head's state holds true pairs only, features that the target made. What it drafts on its own
+features is dropped after every proposal, accepted or not: those positions are run again when their
+true features have come.
+"""
+
+import torch
+from torch import Tensor
+
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.draft.choice import Choice, Chooser, as_draft
+from outrider.draft.features import Backlog
+from outrider.errors import StageError
+from outrider.models.head import Head
+
+
+class HeadDrafter:
+    """Drafts for one session; one window at a time, since true features come with the verdict."""
+
+    def __init__(self, head: Head, chooser: Chooser) -> None:
+        """`chooser` picks from logits over the target's vocabulary."""
+        self.name = head.name
+        self.needs = Needs(head.taps)
+        self._head, self._chooser = head, chooser
+        self._state = head.new_state()
+        self._backlog = Backlog()
+        self._newest: Tensor | None = None
+
+    @torch.inference_mode()
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return up to `budget` tokens, None if unsure at once.
+
+        Takes one pass over the pairs that came since the last proposal, and one per further token.
+        """
+        if context.suffix or len(context) != self._backlog.end + 1:
+            raise StageError(
+                f"{self.name} was asked to follow {len(context)} tokens, but has the target's "
+                f"hidden states of {self._backlog.end}: it drafts behind committed tokens only."
+            )
+        rows = self._head.layers.max_length - self._backlog.end + 1
+        self._catch_up()
+        return self._chain(len(context), min(budget, rows))
+
+    @torch.inference_mode()
+    def observe(self, commit: Commit) -> None:
+        """Keep the features; a full backlog is consumed at once."""
+        self._backlog.add(commit)
+        if self._backlog.full:
+            self._catch_up()
+
+    def close(self) -> None:
+        """Free the state."""
+        self._state = self._head.new_state()
+        self._newest = None
+
+    def _catch_up(self) -> None:
+        """Consume every true pair; the last output stays."""
+        while self._backlog.tokens:
+            self._state.settle(self._backlog.start)  # of a pass that failed, nothing stays
+            features, tokens = self._backlog.oldest()
+            outputs = self._head.run(self._head.read(features), tokens, self._state)
+            self._newest = outputs[-1:].clone()
+            self._backlog.drop(len(tokens))
+
+    def _chain(self, position: int, count: int) -> Draft | None:
+        assert self._newest is not None, "the first commit came before the first proposal"
+        choices: list[Choice] = []
+        output = self._newest
+        try:
+            while len(choices) < count:
+                logits, feature = self._head.conclude(output)
+                choice = self._chooser.choose(logits, position + len(choices))
+                if choice is None:
+                    break
+                choices.append(choice)
+                if len(choices) < count:
+                    token = torch.tensor([choice.token], device=output.device)
+                    output = self._head.run(feature, token, self._state)
+        finally:
+            self._state.settle(self._backlog.end)
+        return as_draft(choices, self.name)
