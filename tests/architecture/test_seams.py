@@ -14,12 +14,16 @@ SEAMS = {
     "huggingface_hub": ("models/hub.py",),
     "jinja2": ("models/",),
     "numpy": ("models/gguf_file.py",),
+    "prometheus_client": ("server/metrics.py",),
+    "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),
     "rich": ("cli/",),
     "safetensors": ("models/checkpoint.py",),
+    "starlette": ("server/",),
     "tokenizers": ("models/tokenizer.py", "models/gguf_tokenizer.py"),
     "torch": ("",),
     "transformers": ("bench/peers.py",),
     "typer": ("cli/",),
+    "uvicorn": ("server/listen.py",),
     "xllamacpp": ("bench/llamacpp.py",),
 }
 WRITERS = {"print", "sys.stdout.write", "sys.stderr.write"}

@@ -64,6 +64,7 @@ OWN = {
     "--compare",
     "--print-config",
 }
+SERVE = {"--host", "--port", "--api-key", "--model-name", "--max-sequences", "--print-config"}
 BENCH = {
     "--workload",
     "--prompts",
@@ -89,6 +90,7 @@ HELP = {"-h", "--help"}
         ([], {"--version", "--log-level", "--install-completion", "--show-completion"}),
         (["generate"], OWN | CHAT | SAMPLING | RUN),
         (["chat"], CHAT | SAMPLING | RUN),
+        (["serve"], SERVE | RUN),
         (["inspect"], {"--json"}),
         (["doctor"], {"--json"}),
         (["bench"], BENCH | RUN),

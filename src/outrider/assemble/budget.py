@@ -14,6 +14,8 @@ from outrider.models.head import Head
 
 MOST_ROWS = 128
 """Rows of the widest pass that is measured for several sequences side by side."""
+ROUNDS_LENGTH = 16
+"""Measuring passes of up to n rows needs a sequence of fewer than this times n."""
 
 
 class LentController(Controller):
@@ -56,7 +58,8 @@ def budget_factory(
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")
-    rows = max(windows.width, min(windows.width * sequences, MOST_ROWS))
+    fits = target.decoder.max_length // ROUNDS_LENGTH
+    rows = max(windows.width, min(windows.width * sequences, MOST_ROWS, fits))
     costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1, rows=rows)
     verify = Curve([0.0, *costs.verify])
     pool: list[LentController] = []

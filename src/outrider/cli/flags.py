@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from typer import Option
 
 from outrider.cli.request import Request
-from outrider.config.load import FLAGS, Loaded, load
+from outrider.config.load import FLAGS, SERVER_FLAGS, Loaded, load
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
 
@@ -138,12 +138,12 @@ class RunFlags:
         _flag("--config", "FILE", "TOML file with the same settings."),
     ] = None
 
-    def load(self) -> Loaded:
-        """Configuration from defaults, file, environment and these flags."""
+    def load(self, more: Mapping[str, object] | None = None) -> Loaded:
+        """Configuration from defaults, file, environment, these flags and `more` of them."""
         names = [item.name for item in fields(self) if item.name != "config"]
         given = {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
-        assert set(given) == set(FLAGS)
-        return load(self.config, flags=given)
+        assert {*given, *SERVER_FLAGS} == set(FLAGS)
+        return load(self.config, flags={**given, **(more or {})})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

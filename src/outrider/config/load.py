@@ -19,7 +19,15 @@ from outrider.errors import ConfigError
 
 PREFIX = "OUTRIDER_"
 
+SERVER_FLAGS: Mapping[str, str] = {
+    "--host": "server.host",
+    "--port": "server.port",
+    "--api-key": "server.api_key",
+    "--model-name": "server.model_name",
+    "--max-sequences": "server.max_sequences",
+}
 FLAGS: Mapping[str, str] = {
+    **SERVER_FLAGS,
     "--target": "target.path",
     "--device": "target.device",
     "--dtype": "target.dtype",

@@ -94,6 +94,7 @@ class GenerationResult:
     budget: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    counters: Counters = field(default_factory=Counters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,7 @@ class Generation:
             budget=tuple(session.budget.explain()),
             logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
             prompt_logprobs=tuple(session.scores or ()),
+            counters=session.counters,
         )
 
 

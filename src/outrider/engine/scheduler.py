@@ -14,8 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.core_types import TokenLogprob
-from outrider.engine.engine import Engine, Generation, GenerationResult, Prepared, Tokenizer
+from outrider.engine.engine import (
+    TEXT_CONTEXT,
+    Engine,
+    Generation,
+    GenerationResult,
+    Prepared,
+    Tokenizer,
+)
 from outrider.engine.session import PREFILL_ROWS, Piece
+from outrider.engine.text import Detokenizer
 from outrider.errors import BusyError, OutriderError, RequestError, StageError
 from outrider.telemetry.counters import Counters, merge
 
@@ -127,6 +135,12 @@ class Scheduler:
     def defaults(self) -> Any:
         """Sampling of requests that say nothing (`SamplingParams`)."""
         return self._engine.sampling_defaults
+
+    def speller(self, prompt: Sequence[int]) -> Callable[[int], str]:
+        """What gives the text of one token after the other behind a prompt, half characters held
+        back."""
+        text = Detokenizer(self.tokenizer, prompt[-TEXT_CONTEXT:])
+        return lambda token: text.push((token,))
 
     def prepare(self, prompt: str | Sequence[int], **options: Any) -> Prepared:
         """`Engine.prepare`; also refuses what could never be admitted. In any thread."""

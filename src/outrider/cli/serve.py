@@ -1,0 +1,75 @@
+"""`outrider serve`: an OpenAI-compatible server on one model."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from outrider.cli.flags import RunFlags, with_flags
+from outrider.cli.terminal import busy, put, say
+from outrider.config.run import ServerConfig
+from outrider.config.show import lines
+from outrider.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    """Where the server listens and how much it takes on."""
+
+    host: Annotated[
+        str | None, Option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")
+    ] = None
+    port: Annotated[
+        int | None, Option("--port", metavar="N", help="0 takes a free one (8000).")
+    ] = None
+    api_key: Annotated[
+        str | None,
+        Option("--api-key", metavar="KEY", help="Ask for this key; several with commas between."),
+    ] = None
+    model_name: Annotated[
+        str | None, Option("--model-name", metavar="NAME", help="What clients call the model.")
+    ] = None
+    max_sequences: Annotated[
+        int | None, Option("--max-sequences", metavar="N", help="Sequences that run at once (16).")
+    ] = None
+    print_config: Annotated[
+        bool, Option("--print-config", help="Print every setting and where it came from.")
+    ] = False
+
+
+@with_flags(flags=ServeFlags, run=RunFlags)
+def serve(*, flags: ServeFlags, run: RunFlags) -> None:
+    """Serve the model over HTTP, as OpenAI's API does; the page at / shows speculation at work."""
+    own = ("host", "port", "api_key", "model_name", "max_sequences")
+    loaded = run.load({f"--{name.replace('_', '-')}": getattr(flags, name) for name in own})
+    if flags.print_config:
+        put("\n".join(lines(loaded)) + "\n")
+        return
+    try:
+        from outrider.server.listen import bind
+        from outrider.server.listen import serve as listen
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"outrider serve needs the library {error.name}: pip install 'outrider[server]'."
+        ) from None
+    from outrider.assemble.scheduler import load_scheduler
+
+    config = loaded.config
+    _warn(config.server)
+    with bind(config.server.host, config.server.port) as sock:
+        with busy(f"loading {config.target.path}"):
+            scheduler = load_scheduler(config)
+        host, port = sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        say(f"outrider: serving {config.target.path} on http://{shown}:{port}")
+        listen(scheduler, config, sock)
+
+
+def _warn(server: ServerConfig) -> None:
+    if server.host not in LOOPBACK and not server.keys():
+        say(
+            f"outrider: warning: server.host = {server.host!r} can be reached from other machines "
+            "and server.api_key is not set: everyone who reaches it is let in."
+        )

@@ -1,0 +1,157 @@
+"""The application: paths, and what happens on each of them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from outrider.config.run import ServerConfig
+from outrider.engine.scheduler import Scheduler
+from outrider.server import access
+from outrider.server.exchange import Exchange, Message, Receive, Send
+from outrider.server.metrics import Metrics
+from outrider.server.openapi import description
+from outrider.server.plan import Maker, Plan
+from outrider.server.problems import problem_of
+
+LOG = logging.getLogger(__name__)
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STARTED = int(time.time())
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+)
+PATIENCE = 30.0
+"""Seconds that figures may keep a reader waiting: a pass over long prompts is in between."""
+
+Planner = Callable[[Maker, bytes], Plan]
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What every path needs."""
+
+    scheduler: Scheduler
+    config: ServerConfig
+    model: str
+    metrics: Metrics = field(default_factory=Metrics)
+
+    async def complete(self, request: Request, planner: Planner) -> Response | Exchange:
+        """Check, plan and run a request; the engine is asked only once all of it is well."""
+        config = self.config
+        owner = access.owner(request, config.keys())
+        data = await access.read(request, config.max_body_mib << 20, config.body_seconds)
+        maker = Maker(scheduler=self.scheduler, model=self.model, owner=owner)
+        plan = await run_in_threadpool(planner, maker, data)
+        if config.log_prompts:
+            LOG.info("%s %s", plan.id, data.decode(errors="replace"))
+        return Exchange(plan, self.scheduler, self.metrics, config.request_seconds)
+
+    async def chat(self, request: Request) -> Response | Exchange:
+        return await self.complete(request, Maker.chat)
+
+    async def completion(self, request: Request) -> Response | Exchange:
+        return await self.complete(request, Maker.completion)
+
+    async def models(self, request: Request) -> Response:
+        access.owner(request, self.config.keys())
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def health(self, request: Request) -> Response:
+        del request
+        snapshot = await asyncio.wait_for(asyncio.wrap_future(self.scheduler.snapshot()), PATIENCE)
+        told = {"status": "ok", "running": snapshot.running, "waiting": snapshot.waiting}
+        return JSONResponse(told)
+
+    async def figures(self, request: Request) -> Response:
+        del request
+        snapshot = await asyncio.wait_for(asyncio.wrap_future(self.scheduler.snapshot()), PATIENCE)
+        return Response(self.metrics.page(snapshot), media_type=METRICS_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        del request
+        return JSONResponse(description(bool(self.config.keys())))
+
+    async def page(self, request: Request) -> Response:
+        del request
+        html = files("outrider.server").joinpath("page.html").read_text(encoding="utf-8")
+        headers = {"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(html, headers=headers)
+
+    def _model(self) -> dict[str, Any]:
+        scheduler = self.scheduler
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": STARTED,
+            "owned_by": "outrider",
+            "max_model_len": scheduler.max_length,
+            "method": scheduler.method,
+            "exact": scheduler.exact,
+            "chat": scheduler.tokenizer.has_chat_template,
+        }
+
+
+def application(service: Service) -> Starlette:
+    """An ASGI application that serves one scheduler; it does not close it."""
+    posts = (("/v1/chat/completions", service.chat), ("/v1/completions", service.completion))
+    gets = (
+        ("/v1/models", service.models),
+        ("/health", service.health),
+        ("/metrics", service.figures),
+        ("/openapi.json", service.openapi),
+        ("/", service.page),
+    )
+    routes = [
+        *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts],
+        *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets],
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    del request
+    return problem_of(error).response()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One path as an ASGI application: problems become answers, and every answer is counted."""
+
+    service: Service
+    handler: Callable[[Request], Awaitable[Response | Exchange]]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        statuses: list[int] = []
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await send(message)
+
+        try:
+            answer = await self.handler(Request(scope, receive))
+            await answer(scope, receive, counted)
+        except Exception as error:
+            await self._fail(error, bool(statuses), scope, receive, counted)
+        finally:
+            status = str(statuses[0]) if statuses else "client left"
+            self.service.metrics.requests.labels(scope["path"], status).inc()
+
+    async def _fail(
+        self, error: Exception, begun: bool, scope: Message, receive: Receive, send: Send
+    ) -> None:
+        problem = problem_of(error)
+        if problem.status >= 500:
+            LOG.error("%s failed", scope["path"], exc_info=error)
+        if not begun:
+            await problem.response()(scope, receive, send)

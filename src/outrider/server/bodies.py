@@ -1,0 +1,152 @@
+"""What clients may send, field by field; anything else is a 400 that names it.
+
+Fields of OpenAI's API that have no counterpart here are accepted at the value that asks for
+nothing, and refused at any other, so that a client never believes in something it does not get.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MOST_STOPS = 16
+MOST_CHOICES = 128
+MOST_PROMPTS = 1024
+
+
+def _neutral(*allowed: object) -> Any:
+    """The type of a field that is accepted at these values only."""
+    shown = ", ".join("null" if value is None else repr(value) for value in allowed)
+
+    def check(value: object) -> object:
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            raise ValueError(f"is not supported here: leave it out (or at {shown})")
+        return value
+
+    return Annotated[
+        Any, AfterValidator(check), Field(default=None, description=f"No effect; {shown} only.")
+    ]
+
+
+def _ignored(kind: Any) -> Any:
+    return Annotated[kind | None, Field(default=None, description="Accepted; has no effect.")]
+
+
+class Body(BaseModel):
+    """Strict: no conversions, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    """What a stream carries beside its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: _neutral(None, False)  # type: ignore[valid-type]
+
+
+class Speculative(Body):
+    """How this request is speculated on. `max_draft_tokens` 0 decodes plainly; `trace` tells for
+    every token who proposed it."""
+
+    max_draft_tokens: int | None = Field(default=None, ge=0, le=1023)
+    method: str | None = Field(default=None, max_length=64)
+    trace: bool = False
+
+
+class Common(Body):
+    """Fields of both kinds of completion."""
+
+    model: str | None = Field(default=None, max_length=1024)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=4096)
+    seed: int | None = None
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    stop: (
+        Annotated[str, Field(min_length=1, max_length=1024)]
+        | Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=1024)]],
+            Field(max_length=MOST_STOPS),
+        ]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    speculative: Speculative | None = None
+    user: _ignored(str)  # type: ignore[valid-type]
+    metadata: _ignored(dict[str, Any])  # type: ignore[valid-type]
+    safety_identifier: _ignored(str)  # type: ignore[valid-type]
+    prompt_cache_key: _ignored(str)  # type: ignore[valid-type]
+    service_tier: _neutral(None, "auto", "default")  # type: ignore[valid-type]
+
+
+class Completion(Common):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[list[int]], Field(min_length=1, max_length=MOST_PROMPTS)]
+    )
+    max_tokens: int | None = Field(default=16, ge=0, description="0 with `echo` only.")
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    suffix: _neutral(None, "")  # type: ignore[valid-type]
+    best_of: _neutral(None, 1)  # type: ignore[valid-type]
+
+
+class TextPart(Body):
+    """A part of a message's content; images and sound are not supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One message of a conversation; `developer` counts as `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: _ignored(str)  # type: ignore[valid-type]
+    tool_calls: _neutral(None, [])  # type: ignore[valid-type]
+    function_call: _neutral(None)  # type: ignore[valid-type]
+    refusal: _neutral(None)  # type: ignore[valid-type]
+    annotations: _neutral(None, [])  # type: ignore[valid-type]
+    audio: _neutral(None)  # type: ignore[valid-type]
+
+
+class TemplateArguments(Body):
+    """What the chat template is given beside the messages."""
+
+    enable_thinking: bool | None = None
+
+
+class Chat(Common):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    chat_template_kwargs: TemplateArguments | None = None
+    store: _neutral(None, False)  # type: ignore[valid-type]
+    parallel_tool_calls: _ignored(bool)  # type: ignore[valid-type]
+    tools: _neutral(None, [])  # type: ignore[valid-type]
+    tool_choice: _neutral(None, "none", "auto")  # type: ignore[valid-type]
+    functions: _neutral(None, [])  # type: ignore[valid-type]
+    function_call: _neutral(None, "none", "auto")  # type: ignore[valid-type]
+    response_format: _neutral(None, {"type": "text"})  # type: ignore[valid-type]
+    modalities: _neutral(None, ["text"])  # type: ignore[valid-type]
+    audio: _neutral(None)  # type: ignore[valid-type]
+    prediction: _neutral(None)  # type: ignore[valid-type]
+    reasoning_effort: _neutral(None)  # type: ignore[valid-type]
+    verbosity: _neutral(None)  # type: ignore[valid-type]
+    web_search_options: _neutral(None)  # type: ignore[valid-type]

@@ -1,0 +1,83 @@
+"""The server's own description, made from the same models that check requests."""
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from outrider import __version__
+from outrider.server.bodies import Chat, Completion
+
+REFERENCE = "#/components/schemas/{model}"
+ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+STATUSES = {
+    "400": "A field, its value or the JSON is wrong; the error names it.",
+    "401": "No valid API key.",
+    "404": "No such model or path.",
+    "408": "The body, or the whole request, took too long.",
+    "413": "The body is too large.",
+    "429": "The queue is full; see Retry-After.",
+    "503": "The server is going down.",
+}
+
+
+def description(guarded: bool) -> dict[str, Any]:
+    """An OpenAPI 3.1 document; `guarded`: an API key is asked for."""
+    pairs: Any = [(Chat, "validation"), (Completion, "validation")]
+    _, schemas = models_json_schema(pairs, ref_template=REFERENCE)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Outrider", "version": __version__},
+        "paths": {
+            "/v1/chat/completions": {"post": _post("Chat", "Continue a conversation.")},
+            "/v1/completions": {"post": _post("Completion", "Continue prompts.")},
+            "/v1/models": {"get": _get("The served model.")},
+            "/health": {"get": _get("Whether the server takes requests.")},
+            "/metrics": {"get": _get("Figures for Prometheus.", "text/plain")},
+        },
+        "components": {"schemas": {**schemas["$defs"], "Error": ERROR}},
+    }
+    if guarded:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _get(text: str, kind: str = "application/json") -> dict[str, Any]:
+    answers = {"200": {"description": text, "content": {kind: {}}}}
+    return {"summary": text, "responses": answers | _refusals("401", "503")}
+
+
+def _post(name: str, text: str) -> dict[str, Any]:
+    schema = {"$ref": REFERENCE.format(model=name)}
+    answer = {
+        "description": "The answer, or its chunks as server-sent events with `stream`.",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
+    }
+    return {
+        "summary": text,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": answer} | _refusals(*STATUSES),
+    }
+
+
+def _refusals(*statuses: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model="Error")}}}
+    return {one: {"description": STATUSES[one], "content": content} for one in statuses}

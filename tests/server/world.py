@@ -1,0 +1,110 @@
+"""A server in this process around a tiny target, and how to ask it."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from outrider.config.run import ServerConfig
+from outrider.draft.lookup.suffix import SuffixDrafter
+from outrider.engine.prefix import PrefixCache
+from outrider.engine.scheduler import Admission, Scheduler
+from outrider.server.app import Service, application
+from tests.exactness.targets import Letters, engine
+from tests.helpers.checkpoints import VOCAB
+
+MODEL = "tiny"
+SEED = {"temperature": 0.8, "seed": 11}
+
+
+class ChatLetters(Letters):
+    """Letters with a chat template: roles and contents in one line."""
+
+    has_chat_template = True
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return super().decode(ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        return self.encode("".join(f"{m['role']}: {m['content']}\n" for m in messages))
+
+
+@dataclass
+class World:
+    """One server."""
+
+    service: Service
+    stage: Any
+
+    @property
+    def engine(self):
+        return self.service.scheduler._engine
+
+    def app(self):
+        return application(self.service)
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app(), raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60)
+
+    def ask(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """One request of a client of its own; `body` as JSON, or bytes as they are."""
+
+        async def one() -> httpx.Response:
+            async with self.client() as client:
+                sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+                return await client.post(path, headers=headers, **sent)
+
+        return asyncio.run(one())
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        async def one() -> httpx.Response:
+            async with self.client() as client:
+                return await client.get(path, headers=headers)
+
+        return asyncio.run(one())
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        response = self.ask("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+@contextmanager
+def running(stage, drafter=SuffixDrafter, *, chat=True, config=None, **limits) -> Iterator[World]:
+    """A server on `stage` while it is in use; nothing may be left on it."""
+    tokenizer = ChatLetters()
+    tokenizer.has_chat_template = chat
+    own = engine(stage, drafter, tokenizer=tokenizer)
+    own.prefixes = PrefixCache(stage, 1 << 28)
+    chosen = {
+        "max_sequences": 16,
+        "max_queue": 64,
+        "max_bytes": 1 << 40,
+        "prompt_rows": 64,
+        "state_bytes": lambda length: length,
+    }
+    scheduler = Scheduler(own, tokenizer, Admission(**{**chosen, **limits}))
+    config = ServerConfig(**(config or {}))
+    try:
+        yield World(Service(scheduler=scheduler, config=config, model=MODEL), stage)
+    finally:
+        scheduler.close()
+        assert stage.num_sessions == 0
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON of a stream's events; the last one must be the end mark."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def letters(ids: Sequence[int]) -> str:
+    """A text that the tokenizer turns into these ids."""
+    return "".join(chr(token if token >= 32 else token + VOCAB) for token in ids)
