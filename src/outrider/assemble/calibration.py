@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -18,6 +19,8 @@ ROUNDS = 5
 """Passes of each width at most, interleaved, so that a slow moment hits all widths."""
 
 Clock = Callable[[], float]
+Pass = Callable[[int], object]
+"""Runs a number of rows."""
 
 
 def measure_costs(
@@ -37,10 +40,10 @@ def measure_costs(
     the last token of a round is caught up on in the next, and k - 1 passes of one.
     """
     share = seconds if draft is None else seconds / 2
-    verify = _per_rows(target, _widths(rows or drafts + 1), share, clock)
+    verify = per_rows(passes(target), _widths(rows or drafts + 1), share, clock)
     paid: Sequence[float] = ()
     if draft is not None and drafts:
-        single, double = _per_rows(draft, [1, 2], share, clock)
+        single, double = per_rows(passes(draft), [1, 2], share, clock)
         paid = [double + single * more for more in range(drafts)]
     return Costs(
         verify=verify,
@@ -55,13 +58,10 @@ def _widths(most: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _per_rows(
-    model: Decoder | Head, widths: Sequence[int], seconds: float, clock: Clock
-) -> list[float]:
+def per_rows(run: Pass, widths: Sequence[int], seconds: float, clock: Clock) -> list[float]:
     """Milliseconds of a pass of 1, 2, ... widths[-1] rows, linear between those measured."""
-    state = model.new_state() if isinstance(model, Head) else model.new_state("log", 0)
-    _run(model, state, CONTEXT)
-    _run(model, state, widths[-1])  # Allocations and first calls are no measure.
+    run(CONTEXT)
+    run(widths[-1])  # Allocations and first calls are no measure.
     times: dict[int, list[float]] = {rows: [] for rows in widths}
     end = clock() + seconds
     for number in range(ROUNDS):
@@ -69,11 +69,18 @@ def _per_rows(
             break
         for rows in widths:
             begin = clock()
-            _run(model, state, rows)
+            run(rows)
             times[rows].append((clock() - begin) * 1e3)
     # The least, not the median: what else the machine does only ever adds, and an estimate that it
     # spoiled would keep the controller from ever drafting, and so from finding out.
     return _filled({rows: min(found) for rows, found in times.items()})
+
+
+def passes(model: Decoder | Head, whole: Decoder | None = None) -> Pass:
+    """Passes of `model`; of a decoder whose layers are some of those of `whole`, on its state."""
+    if isinstance(model, Head):
+        return partial(_run, model, model.new_state())
+    return partial(_run, model, (whole or model).new_state("log", 0))
 
 
 def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:
