@@ -81,7 +81,6 @@ BENCH = {
     "--json",
     "--fail-under",
 }
-PLAN = {"--acceptance", "--rtt-ms", "--draft-ms", "--most-depth", "--json"}
 HELP = {"-h", "--help"}
 
 
@@ -91,7 +90,6 @@ HELP = {"-h", "--help"}
         ([], {"--version", "--log-level", "--install-completion", "--show-completion"}),
         (["generate"], OWN | CHAT | SAMPLING | RUN),
         (["chat"], CHAT | SAMPLING | RUN),
-        (["plan"], PLAN | RUN),
         (["serve"], SERVE | RUN),
         (["inspect"], {"--json"}),
         (["doctor"], {"--json"}),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.draft.base import Drafter
+from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.choice import GreedyChooser
 from outrider.draft.head import HeadDrafter
 from outrider.engine.engine import Generation
@@ -16,6 +17,7 @@ from outrider.stage.link import LinkSettings
 from outrider.state.spec import Policy
 from outrider.telemetry.counters import Counters, merge
 from tests.exactness.targets import LOOKUP, SAMPLINGS, Target, engine, finished, prompts
+from tests.helpers.blocks import LIKELY_BLOCKS
 from tests.helpers.checkpoints import VOCAB
 from tests.helpers.clock import VirtualClock
 from tests.helpers.scripted import SCRIPTS, LateStage, ScriptedDrafter
@@ -26,7 +28,8 @@ MOST_ROUNDING = 1e-4
 LINK = LinkSettings(delay_ms=50.0, jitter_ms=20.0, mbps=1.0)
 """In virtual time, so that nothing sleeps."""
 HEADS = ("mtp", "eagle3")
-METHODS = ("off", *LOOKUP, *SCRIPTS, *HEADS)
+BLOCKS = tuple(LIKELY_BLOCKS)
+METHODS = ("off", *LOOKUP, *SCRIPTS, *HEADS, *BLOCKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,8 @@ def drafter_for(
     """Makes drafters; a scripted one knows the next of `truths`."""
     if method in HEADS:
         return lambda: HeadDrafter(target.heads[method], GreedyChooser(vocab_size=VOCAB))
+    if method in BLOCKS:
+        return lambda: BlockDrafter(target.blocks[method], GreedyChooser(vocab_size=VOCAB))
     if method in SCRIPTS:
         return lambda: ScriptedDrafter(next(truths), SCRIPTS[method], VOCAB)
     return LOOKUP.get(method)

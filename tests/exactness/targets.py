@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.draft.base import Drafter
+from outrider.draft.block.load import load_block
+from outrider.draft.block.model import BlockModel
 from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
@@ -27,6 +29,7 @@ from outrider.stage.local import LocalStage
 from outrider.stage.part import Part
 from outrider.state.spec import Policy
 from outrider.verify.tail import Tail
+from tests.helpers.blocks import LIKELY_BLOCKS, write
 from tests.helpers.checkpoints import VOCAB, build_model
 from tests.helpers.heads import add_mtp, likely_eagle3, mtp_tensors
 from tests.helpers.runs import random_tokens
@@ -77,6 +80,7 @@ class Target:
     decoder: Decoder
     folder: Path
     heads: dict[str, Head] = field(default_factory=dict)
+    blocks: dict[str, BlockModel] = field(default_factory=dict)
     _known: dict[object, list[Output]] = field(default_factory=dict)
 
     def oracle(self, sampling: str, prompts: Sequence[Sequence[int]], size: int) -> list[Output]:
@@ -131,7 +135,18 @@ def make_target(name: str, folder: Path) -> Target:
         add_mtp(folder, mtp_tensors(model, likely=True))
     target = Target(name, model, _load(folder), folder)
     _load_heads(target)
+    _load_blocks(target)
     return target
+
+
+def _load_blocks(target: Target) -> None:
+    """Block drafters that guess right now and then."""
+    layers = target.decoder.config.num_layers
+    for name, kind in LIKELY_BLOCKS.items():
+        kind = replace(kind, taps=(0, layers - 2)).changed(num_target_layers=layers)
+        folder = target.folder / name
+        write(kind, folder, likely_for=target.oracle_model)
+        target.blocks[name] = load_block(folder, target.decoder, Kernels(exact=True))
 
 
 def _load_heads(target: Target) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.state.spec import POLICIES
-from tests.exactness.cells import HEADS, METHODS, Cell, check_cell
+from tests.exactness.cells import BLOCKS, HEADS, METHODS, Cell, check_cell
 from tests.exactness.targets import LOOKUP, SAMPLINGS, prompts
 
 LEAST_MARGIN = 1e-6
@@ -32,7 +32,7 @@ def test_dense(dense, method, sampling):
     check_cell(dense, Cell(method=method, sampling=sampling))
 
 
-@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize("method", [*HEADS, *BLOCKS])
 def test_windows_beyond_the_capacity(hybrid, method):
     check_cell(hybrid, Cell(method=method, capacity=3))
 

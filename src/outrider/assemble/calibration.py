@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
+from outrider.draft.block.model import BlockModel
+from outrider.draft.block.trunk import BlockContext
+from outrider.draft.choice import GreedyChooser
 from outrider.engine.controller import Costs
 from outrider.models.decoder import Decoder
 from outrider.models.head import Head
@@ -19,13 +21,14 @@ ROUNDS = 5
 """Passes of each width at most, interleaved, so that a slow moment hits all widths."""
 
 Clock = Callable[[], float]
-Pass = Callable[[int], object]
-"""Runs a number of rows."""
+
+Paid = Decoder | Head | BlockModel
+"""What takes time to draft: a model, a one-token head, a block drafter."""
 
 
 def measure_costs(
     target: Decoder,
-    draft: Decoder | Head | None,
+    draft: Paid | None,
     sources: Sequence[str],
     *,
     drafts: int,
@@ -37,13 +40,16 @@ def measure_costs(
 
     Milliseconds. Stops after about `seconds`, each width measured once at least. With a `draft` the
     last source is paid for, all others are free. Drafting k tokens is one pass of two rows, since
-    the last token of a round is caught up on in the next, and k - 1 passes of one.
+    the last token of a round is caught up on in the next, and k - 1 passes of one; of a block
+    drafter, it is one pass over features and one over a block.
     """
     share = seconds if draft is None else seconds / 2
-    verify = per_rows(passes(target), _widths(rows or drafts + 1), share, clock)
+    verify = _per_rows(target, _widths(rows or drafts + 1), share, clock)
     paid: Sequence[float] = ()
-    if draft is not None and drafts:
-        single, double = per_rows(passes(draft), [1, 2], share, clock)
+    if isinstance(draft, BlockModel) and drafts:
+        paid = _per_block(draft, drafts, share, clock)
+    elif draft is not None and not isinstance(draft, BlockModel) and drafts:
+        single, double = _per_rows(draft, [1, 2], share, clock)
         paid = [double + single * more for more in range(drafts)]
     return Costs(
         verify=verify,
@@ -58,29 +64,51 @@ def _widths(most: int) -> list[int]:
 
 
 @torch.inference_mode()
-def per_rows(run: Pass, widths: Sequence[int], seconds: float, clock: Clock) -> list[float]:
+def _per_rows(
+    model: Decoder | Head, widths: Sequence[int], seconds: float, clock: Clock
+) -> list[float]:
     """Milliseconds of a pass of 1, 2, ... widths[-1] rows, linear between those measured."""
-    run(CONTEXT)
-    run(widths[-1])  # Allocations and first calls are no measure.
-    times: dict[int, list[float]] = {rows: [] for rows in widths}
+    state = model.new_state() if isinstance(model, Head) else model.new_state("log", 0)
+    _run(model, state, CONTEXT)
+    _run(model, state, widths[-1])  # Allocations and first calls are no measure.
+    return _least(lambda rows: _run(model, state, rows), widths, seconds, clock)
+
+
+@torch.inference_mode()
+def _per_block(model: BlockModel, drafts: int, seconds: float, clock: Clock) -> list[float]:
+    """Milliseconds of drafting 1, 2, ... `drafts` tokens behind two new features."""
+    most, trunk = min(drafts, model.layout.max_drafts), model.trunk
+    context, chooser = BlockContext(trunk), GreedyChooser(vocab_size=model.vocab_size)
+    features = torch.zeros(CONTEXT, trunk.read.in_features, dtype=trunk.dtype)
+    features = features.to(trunk.cos.device)
+    trunk.consume(features, context)
+
+    def run(count: int) -> None:
+        context.length = CONTEXT
+        trunk.consume(features[:2], context)
+        model.draft(context, 0, count, chooser, 0.0)
+
+    run(most)
+    known = _least(run, sorted({1, most}), seconds, clock)
+    return known + known[-1:] * (drafts - most)
+
+
+def _least(
+    run: Callable[[int], None], sizes: Sequence[int], seconds: float, clock: Clock
+) -> list[float]:
+    """Milliseconds of `run` at 1, 2, ... sizes[-1], linear between the sizes that are measured."""
+    times: dict[int, list[float]] = {size: [] for size in sizes}
     end = clock() + seconds
     for number in range(ROUNDS):
         if number and clock() >= end:
             break
-        for rows in widths:
+        for size in sizes:
             begin = clock()
-            run(rows)
-            times[rows].append((clock() - begin) * 1e3)
+            run(size)
+            times[size].append((clock() - begin) * 1e3)
     # The least, not the median: what else the machine does only ever adds, and an estimate that it
     # spoiled would keep the controller from ever drafting, and so from finding out.
-    return _filled({rows: min(found) for rows, found in times.items()})
-
-
-def passes(model: Decoder | Head, whole: Decoder | None = None) -> Pass:
-    """Passes of `model`; of a decoder whose layers are some of those of `whole`, on its state."""
-    if isinstance(model, Head):
-        return partial(_run, model, model.new_state())
-    return partial(_run, model, (whole or model).new_state("log", 0))
+    return _filled({size: min(found) for size, found in times.items()})
 
 
 def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from outrider.assemble.budget import controls
 from outrider.assemble.target import LoadedTarget, sha256
-from outrider.config.run import RunConfig, SpeculativeConfig
+from outrider.config.run import BLOCK_METHODS, RunConfig, SpeculativeConfig
 from outrider.draft.base import Drafter
+from outrider.draft.block.drafter import BlockDrafter
+from outrider.draft.block.load import holds_block_drafter, load_block
+from outrider.draft.block.model import BlockModel
 from outrider.draft.chain import ChainDrafter
 from outrider.draft.choice import Chooser, GreedyChooser, SampledChooser
 from outrider.draft.head import HeadDrafter
@@ -18,7 +21,7 @@ from outrider.draft.model.runner import DraftStateSettings
 from outrider.draft.model.vocab import shared_vocabulary
 from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
-from outrider.errors import CheckpointError
+from outrider.errors import CheckpointError, ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.eagle3 import load_eagle3
 from outrider.models.files import read_json_or_empty
@@ -44,7 +47,7 @@ class DraftModel:
     shared: int
 
 
-Drafting = DraftModel | Head
+Drafting = DraftModel | Head | BlockModel
 """What is loaded for drafting, and shared by all sessions."""
 
 
@@ -67,6 +70,8 @@ def drafter_factory(
         if isinstance(draft, Head):
             chooser = _chooser(config.speculative, sampling, rows, rows)
             return _chain(budget, HeadDrafter(draft, chooser))
+        if isinstance(draft, BlockModel):
+            return _chain(budget, _block(draft, config.speculative, sampling))
         chooser = _chooser(config.speculative, sampling, draft.shared, rows)
         model = DraftModelDrafter(draft.decoder, chooser, settings)
         return _chain(budget, *[lookup(weighed) for lookup in makers], model)
@@ -82,6 +87,8 @@ def drafting_specs(
         return ()
     if isinstance(draft, Head):
         return (draft.state_spec,)
+    if isinstance(draft, BlockModel):
+        return (draft.trunk.state_spec,)
     settings = _draft_state(config, windows)
     return (draft.decoder.state_spec(settings.policy, settings.capacity),)
 
@@ -94,6 +101,15 @@ def _draft_state(config: RunConfig, windows: WindowLimits) -> DraftStateSettings
 
 def _chain(budget: Budget, *drafters: Drafter) -> Drafter:
     return ChainDrafter(*drafters, limit=budget.limit, keep=budget.keep)
+
+
+def _block(model: BlockModel, speculative: SpeculativeConfig, sampling: SamplingParams) -> Drafter:
+    """A block drafter; where it has a confidence head, that head decides what is unlikely."""
+    least = 0.0
+    if model.confidence is not None:
+        least, speculative = speculative.min_probability, replace(speculative, min_probability=0.0)
+    chooser = _chooser(speculative, sampling, model.vocab_size, model.vocab_size)
+    return BlockDrafter(model, chooser, least)
 
 
 def _suffix(weighed: bool) -> Drafter:
@@ -119,6 +135,8 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
     try:
         folder = resolve(name)
         _check_recorded_target(folder, target)
+        if speculative.method in BLOCK_METHODS or holds_block_drafter(folder):
+            return _block_model(folder, speculative, target)
         if speculative.method == "eagle3":
             return load_eagle3(folder, target.ends, target.kernels, target.options)
         return _draft_model(folder, target)
@@ -126,6 +144,17 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
         raise CheckpointError(
             f"speculative.draft_model = {name!r} cannot be loaded: {error}"
         ) from None
+
+
+def _block_model(folder: Path, speculative: SpeculativeConfig, target: LoadedTarget) -> BlockModel:
+    model = load_block(folder, target.ends, target.kernels, speculative.method)
+    wanted, most = speculative.max_draft_tokens, model.layout.max_drafts
+    if wanted != "auto" and wanted > most:
+        raise ConfigError(
+            f"speculative.max_draft_tokens = {wanted} is more than a block of {folder} drafts: "
+            f"lower it to {most}, or leave it out."
+        )
+    return model
 
 
 def _draft_model(folder: Path, target: LoadedTarget) -> DraftModel:

@@ -1,5 +1,7 @@
 """From a configuration to a running engine."""
 
+from dataclasses import replace
+
 import torch
 
 from outrider.assemble.budget import budget_factory
@@ -21,6 +23,7 @@ from outrider.config.run import (
     StateConfig,
     TargetConfig,
 )
+from outrider.draft.block.model import BlockModel
 from outrider.engine.engine import Engine as EngineFacade
 from outrider.engine.engine import Speculation, WindowLimits
 from outrider.models.generation import sampling_defaults
@@ -67,6 +70,7 @@ class Engine(EngineFacade):
         target = load_target(config.target, config.stages)
         windows = window_limits(config.speculative)
         draft = load_drafting(config.speculative, target)
+        windows = fit(windows, config.speculative, draft)
         speculation = _speculation(config, target, windows, draft, sequences)
         capacity = _capacity(config, windows)
         spec = target.state_spec(config.state.rollback, capacity)
@@ -113,6 +117,16 @@ def window_limits(speculative: SpeculativeConfig) -> WindowLimits:
         depth=window.depth,
         runahead=window.runahead_tokens,
     )
+
+
+def fit(
+    windows: WindowLimits, speculative: SpeculativeConfig, draft: Drafting | None
+) -> WindowLimits:
+    """Windows no wider than what drafts can fill, where the width was left open."""
+    opened = speculative.verify_window.max_tokens is None and windows.serial
+    if not isinstance(draft, BlockModel) or not opened:
+        return windows
+    return replace(windows, width=min(windows.width, draft.layout.max_drafts + 1))
 
 
 def _capacity(config: RunConfig, windows: WindowLimits) -> int:

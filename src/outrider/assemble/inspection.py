@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from outrider.config.run import METHODS
+from outrider.draft.block.formats import is_block_drafter
+from outrider.draft.block.load import EMBEDDING, HEAD, read_block
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.decoder import state_spec
 from outrider.models.eagle3_config import FLAGS, is_eagle3, read_eagle3_config
@@ -25,6 +27,8 @@ def inspect(path: str) -> dict[str, object]:
     raw = read_json_or_empty(folder / "config.json")
     if is_eagle3(raw):
         return _inspect_eagle3(folder, raw)
+    if is_block_drafter(raw):
+        return _inspect_block(folder, raw)
     config, opened = open_tensors(folder)
     kinds = config.layer_kinds
     specs = {
@@ -69,6 +73,24 @@ def _inspect_eagle3(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
         "layer_ids": f"{list(config.layer_ids)} ({counted})" if config.layer_ids else "default",
         "own_embedding": "embed_tokens.weight" in names,
         **{name: getattr(config, name) for name in FLAGS},
+        "parameters": parameters,
+        "target_sha256": raw.get("outrider", {}).get("target_sha256", "not recorded"),
+    }
+
+
+def _inspect_block(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
+    config = read_block(folder)
+    with Checkpoint(folder) as tensors:
+        parameters, names = tensors.count_parameters(), tensors.names
+    return {
+        "path": str(folder),
+        "architecture": config.layout.lineage.value,
+        "layers": config.trunk.num_layers,
+        "hidden_size": config.trunk.hidden_size,
+        "vocab_size": config.trunk.vocab_size,
+        **config.describe(),
+        "own_embedding": EMBEDDING in names,
+        "own_head": HEAD in names,
         "parameters": parameters,
         "target_sha256": raw.get("outrider", {}).get("target_sha256", "not recorded"),
     }

@@ -3,6 +3,7 @@
 import re
 
 from outrider.config.run import (
+    BLOCK_METHODS,
     DRAFT_METHODS,
     NGRAM_METHODS,
     TAP_METHODS,
@@ -66,7 +67,10 @@ def _is_serial(speculative: SpeculativeConfig) -> bool:
 def _check_draft_model(speculative: SpeculativeConfig) -> None:
     method, model = speculative.method, speculative.draft_model
     shipped = f"demo-{method}" if method in TAP_METHODS else "demo-draft"
-    used = method in (*DRAFT_METHODS, "eagle3") or speculative.ngram_fallback == "draft"
+    used = (
+        method in (*DRAFT_METHODS, "eagle3", *BLOCK_METHODS)
+        or speculative.ngram_fallback == "draft"
+    )
     if used and model is None:
         raise ConfigError(
             f"speculative.method = {method!r} needs speculative.draft_model, but none is set: name "

@@ -11,18 +11,24 @@ from outrider.config.values import check_fields
 from outrider.errors import ConfigError
 
 Method = Literal[
-    "off", "suffix", "ngram-cache", "draft", "suffix+draft", "ngram-cache+draft", "mtp", "eagle3"
+    "off",
+    "suffix",
+    "ngram-cache",
+    "draft",
+    "suffix+draft",
+    "ngram-cache+draft",
+    "mtp",
+    "eagle3",
+    "dflash",
+    "dspark",
 ]
 METHODS: tuple[str, ...] = get_args(Method)
 NGRAM_METHODS = ("suffix", "ngram-cache")
 DRAFT_METHODS = ("draft", "suffix+draft", "ngram-cache+draft")
-TAP_METHODS = ("mtp", "eagle3")
+BLOCK_METHODS = ("dflash", "dspark")
+TAP_METHODS = ("mtp", "eagle3", *BLOCK_METHODS)
 """Methods that read the target's hidden states."""
-PLANNED_METHODS = (
-    "dflash",
-    "dspark",
-    "auto",
-)
+PLANNED_METHODS = ("auto",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,10 +63,14 @@ class Checkpoint:
     def names(self) -> frozenset[str]:
         return frozenset(self._files)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors by name, read from the headers."""
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+
     def count_parameters(self) -> int:
-        """Elements of all tensors, read from the headers."""
-        shapes = (file.get_slice(name).get_shape() for name, file in self._files.items())
-        return sum(math.prod(shape) for shape in shapes)
+        """Elements of all tensors."""
+        return sum(map(math.prod, self.shapes.values()))
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`; its shape must be the one that the config implies."""

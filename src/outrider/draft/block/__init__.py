@@ -1,0 +1,1 @@
+"""Block drafters, DFlash and DSpark: one pass drafts a block of tokens."""

@@ -1,0 +1,60 @@
+"""The block drafter of one session."""
+
+import torch
+
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.draft.block.model import BlockModel
+from outrider.draft.block.trunk import BlockContext
+from outrider.draft.choice import Chooser, as_draft
+from outrider.draft.features import Backlog
+from outrider.errors import StageError
+
+
+class BlockDrafter:
+    """Drafts a block in one pass; one window at a time, since true features come with verdicts."""
+
+    def __init__(self, model: BlockModel, chooser: Chooser, min_confidence: float = 0.0) -> None:
+        """`chooser` picks from logits over the target's vocabulary."""
+        self.name: str = model.layout.lineage.value
+        self.needs = Needs(model.layout.taps)
+        self._model, self._chooser, self._least = model, chooser, min_confidence
+        self._context = BlockContext(model.trunk)
+        self._backlog = Backlog()
+
+    @torch.inference_mode()
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return up to `budget` tokens, None if unsure at once or beyond the drafter's length.
+
+        Takes one pass over the features that came since the last proposal and one over a block.
+        """
+        if context.suffix or len(context) != self._backlog.end + 1:
+            raise StageError(
+                f"{self.name} was asked to follow {len(context)} tokens, but has the target's "
+                f"hidden states of {self._backlog.end}: it drafts behind committed tokens only."
+            )
+        layout = self._model.layout
+        if self._backlog.end + layout.block_size > self._model.trunk.max_length:
+            return None
+        self._catch_up()
+        count = min(budget, layout.max_drafts)
+        choices = self._model.draft(self._context, context.last, count, self._chooser, self._least)
+        return as_draft(choices, self.name)
+
+    @torch.inference_mode()
+    def observe(self, commit: Commit) -> None:
+        """Keep the features; a full backlog is consumed at once."""
+        self._backlog.add(commit)
+        if self._backlog.full:
+            self._catch_up()
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context = BlockContext(self._model.trunk)
+
+    def _catch_up(self) -> None:
+        """Consume every feature; what lies beyond the drafter's length is of no use to it."""
+        while self._backlog.tokens:
+            features, tokens = self._backlog.oldest()
+            room = self._model.trunk.max_length - self._context.length
+            self._model.trunk.consume(features[:room], self._context)
+            self._backlog.drop(len(tokens))

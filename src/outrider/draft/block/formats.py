@@ -1,0 +1,245 @@
+"""The packagings of block drafters: z-lab, DeepSpec, SpecForge and speculators folders. Torch-free.
+
+What tensors tell counts before what `config.json` says: the latter is often copied from another
+model. Keys and names: z-lab/dflash, deepseek-ai/DeepSpec, sgl-project/SpecForge and
+vllm-project/speculators as of 2026-08.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.draft.block.layout import BlockLayout, Fact, Lineage, Markov
+from outrider.errors import CheckpointError
+from outrider.models.config import ModelConfig
+from outrider.models.hf_config import parse_config
+
+Json = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+MARKOV_CODE = "markov_head.markov_w1.weight"
+MARKOV_GATE = "markov_head.gate_proj.weight"
+MARKOV_JOINT = "markov_head.joint_proj.weight"
+CONFIDENCE = "confidence_head.proj.weight"
+LOG_SNR = "log_snr_embed.fc1.weight"
+
+ANCHOR_FIRST = {"z-lab": False, "DeepSpec": True, "SpecForge": True}
+ARCHITECTURES = {
+    "DFlashDraftModel": "z-lab",
+    "Qwen3DSparkModel": "DeepSpec",
+    "DSparkDraftModel": "SpecForge",
+}
+NEUTRAL: Mapping[str, float | None] = {
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": None,
+}
+"""Keys that change the arithmetic, with the only value that is supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a layer's rows see.
+
+    `window` positions of context and block at most, counted back from each row, or from the
+    anchor in speculators' files; `causal` rows do not see the rows behind them.
+    """
+
+    window: int | None = None
+    causal: bool = False
+    from_anchor: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """A block drafter: its trunk in the words of a Qwen3 model, and how its rows are read."""
+
+    packaging: str
+    layout: BlockLayout
+    trunk: ModelConfig
+    views: tuple[View, ...]
+    target_layers: int | None
+
+    def describe(self) -> dict[str, object]:
+        """For `outrider inspect` and the log."""
+        return {"packaging": self.packaging, **self.layout.describe()}
+
+
+def is_block_drafter(raw: Json) -> bool:
+    """Whether a config.json is that of a block drafter, supported or not."""
+    return (
+        raw.get("speculators_model_type") in ("dflash", "dspark")
+        or "dflash_config" in raw
+        or any("DFlash" in name or "DSpark" in name for name in raw.get("architectures") or ())
+    )
+
+
+def parse_block(raw: Json, shapes: Shapes, num_target_layers: int | None) -> BlockConfig:
+    """Read a folder's config.json beside the shapes of its tensors.
+
+    `num_target_layers`, where known, resolves a tap of the last layer and the default taps.
+    Raises CheckpointError for another kind of drafter and for what contradicts itself.
+    """
+    packaging = _packaging(raw)
+    fields = dict(raw.get("transformer_layer_config") or raw)
+    for key in ("auto_map", "partial_rotary_factor", "quantization_config"):
+        if key == "quantization_config" and fields.get(key):
+            raise CheckpointError("config.json: quantised drafters are not supported.")
+        fields.pop(key, None)  # Custom code is never run; the factor leaks from targets' configs.
+    trunk = parse_config({**fields, "model_type": "qwen3"})
+    layers = raw.get("num_target_layers") or num_target_layers
+    for key, neutral in NEUTRAL.items():
+        if _value(raw, key, neutral) not in (neutral, None):
+            raise CheckpointError(
+                f"config.json: {key} = {_value(raw, key)!r} is not supported, only {neutral!r}."
+            )
+    return BlockConfig(
+        packaging=packaging,
+        layout=_layout(raw, shapes, packaging, trunk, layers),
+        trunk=trunk,
+        views=tuple(_view(raw, fields, layer, packaging) for layer in range(trunk.num_layers)),
+        target_layers=raw.get("num_target_layers"),
+    )
+
+
+def _packaging(raw: Json) -> str:
+    if kind := raw.get("speculators_model_type"):
+        if kind in ("dflash", "dspark"):
+            return "speculators"
+        raise CheckpointError(f"config.json: speculators_model_type {kind!r} is no block drafter.")
+    name = (raw.get("architectures") or [None])[0]
+    nested = raw.get("dflash_config") or {}
+    projector = nested.get("projector_type") or "dflash"
+    if name not in ARCHITECTURES or projector not in ("dflash", "dspark"):
+        raise CheckpointError(
+            f"config.json: block drafter {name!r} with projector {projector!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)} and speculators' dflash and dspark."
+        )
+    if "selector_rank" in nested:
+        raise CheckpointError("config.json: DFlash 2 (selector_rank) is not supported.")
+    return "SpecForge" if projector == "dspark" else ARCHITECTURES[name]
+
+
+def _value(raw: Json, key: str, default: Any = None) -> Any:
+    """A setting from `dflash_config` or the top level."""
+    return (raw.get("dflash_config") or {}).get(key, raw.get(key, default))
+
+
+def _layout(
+    raw: Json, shapes: Shapes, packaging: str, trunk: ModelConfig, layers: int | None
+) -> BlockLayout:
+    markov, rank = _markov(raw, shapes)
+    lineage: Fact[Lineage] = Fact("dflash", f"no tensor {MARKOV_CODE}")
+    if markov:
+        lineage = Fact("dspark", f"tensor {MARKOV_CODE}")
+    return BlockLayout(
+        lineage=lineage,
+        sample_from_anchor=_sample_from_anchor(raw, packaging),
+        block_size=_whole(raw, "block_size"),
+        mask_token=_whole(raw, "mask_token_id"),
+        taps=_taps(raw, trunk.num_layers, layers),
+        markov=markov,
+        rank=rank,
+        confidence=_confidence(shapes, trunk.hidden_size, rank),
+        log_snr=_log_snr(raw, shapes),
+    )
+
+
+def _whole(raw: Json, key: str) -> int:
+    value = _value(raw, key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CheckpointError(f"config.json: {key} = {value!r} must be a whole number.")
+    return value
+
+
+def _markov(raw: Json, shapes: Shapes) -> tuple[Markov | None, int]:
+    """Kind and rank of the Markov head, from the tensors; the config must not claim another."""
+    said = _value(raw, "markov_rank") or 0
+    if MARKOV_CODE not in shapes:
+        if said:
+            raise CheckpointError(
+                f"config.json: markov_rank = {said}, but there is no tensor {MARKOV_CODE}."
+            )
+        return None, 0
+    if MARKOV_GATE in shapes:
+        return "gated", shapes[MARKOV_CODE][1]
+    return "rnn" if MARKOV_JOINT in shapes else "vanilla", shapes[MARKOV_CODE][1]
+
+
+def _sample_from_anchor(raw: Json, packaging: str) -> Fact[bool]:
+    """From its key, else from the number of drafts, else what the packaging has always meant."""
+    proposals = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    drafts, rows = proposals[0].get("speculative_tokens"), _whole(raw, "block_size")
+    said = _value(raw, "sample_from_anchor")
+    if said is not None:
+        if not said and drafts is not None and drafts >= rows:
+            raise CheckpointError(
+                f"config.json: sample_from_anchor = false leaves {rows - 1} drafts of block_size "
+                f"{rows}, but speculative_tokens says {drafts}."
+            )
+        return Fact(bool(said), "config.json: sample_from_anchor")
+    if drafts in (rows, rows - 1):
+        return Fact(drafts == rows, f"config.json: speculative_tokens = {drafts} of {rows}")
+    if packaging == "speculators":
+        kind = raw["speculators_model_type"]
+        return Fact(kind == "dspark", f"speculators' default for {kind}")
+    return Fact(ANCHOR_FIRST[packaging], f"{packaging} packaging")
+
+
+def _confidence(shapes: Shapes, hidden: int, rank: int) -> Any:
+    if CONFIDENCE not in shapes:
+        return None
+    width = shapes[CONFIDENCE][1]
+    if width not in (hidden, hidden + rank):
+        raise CheckpointError(
+            f"tensor {CONFIDENCE} reads {width} values, not the hidden {hidden} or {hidden + rank} "
+            "with the Markov code."
+        )
+    return "hidden" if width == hidden else "hidden+markov"
+
+
+def _log_snr(raw: Json, shapes: Shapes) -> tuple[float, float] | None:
+    if LOG_SNR not in shapes:
+        return None
+    low, high = _value(raw, "min_log_snr"), _value(raw, "max_log_snr")
+    if low is None or high is None or not low < high:
+        raise CheckpointError(
+            f"config.json: min_log_snr = {low} and max_log_snr = {high} must be two rising "
+            f"numbers, for there is a tensor {LOG_SNR}."
+        )
+    return float(low), float(high)
+
+
+def _taps(raw: Json, draft_layers: int, layers: int | None) -> tuple[int, ...]:
+    """Tapped layers as `core_types.Needs` counts them.
+
+    All packagings mean entries of transformers' `hidden_states`, which starts with the embedding
+    and ends behind the final norm: speculators their index, the others the index less one.
+    """
+    index = raw.get("aux_hidden_state_layer_ids")
+    found = [tap - 1 for tap in index] if index is not None else _value(raw, "target_layer_ids")
+    if found is None and layers:
+        found = default_taps(layers, draft_layers)
+    if not found or not all(isinstance(tap, int) for tap in found):
+        raise CheckpointError(f"config.json: target_layer_ids = {found!r} must name layers to tap.")
+    last = None if layers is None else layers - 1
+    return tuple(tap + 1 if tap == last else tap for tap in found)
+
+
+def default_taps(layers: int, count: int) -> list[int]:
+    """z-lab's taps where a file names none: `count` of `layers`, evenly from 1 to layers - 3."""
+    if count == 1:
+        return [layers // 2]
+    return [round(1 + place * (layers - 4) / (count - 1)) for place in range(count)]
+
+
+def _view(raw: Json, fields: Json, layer: int, packaging: str) -> View:
+    kinds = fields.get("layer_types") or []
+    sliding = layer < len(kinds) and kinds[layer] == "sliding_attention"
+    window = fields.get("sliding_window") if sliding else None
+    if sliding and fields.get("use_sliding_window") is False:
+        window = None
+    if packaging == "speculators":
+        return View(window, sliding and not raw.get("sliding_window_non_causal"), from_anchor=True)
+    said = _value(raw, "is_causal")
+    return View(window, sliding if said is None else bool(said))

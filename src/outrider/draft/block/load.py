@@ -1,0 +1,272 @@
+"""From a drafter's folder to a `BlockModel` for one target, or a refusal that says what differs."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.draft.block.formats import (
+    CONFIDENCE,
+    LOG_SNR,
+    MARKOV_CODE,
+    BlockConfig,
+    Shapes,
+    is_block_drafter,
+    parse_block,
+)
+from outrider.draft.block.heads import FREQUENCIES, ConfidenceHead, LogSnr, MarkovHead
+from outrider.draft.block.layout import check_method
+from outrider.draft.block.model import BlockModel
+from outrider.draft.block.trunk import Trunk
+from outrider.errors import CheckpointError
+from outrider.models.checkpoint import Checkpoint
+from outrider.models.config import ModelConfig
+from outrider.models.decoder import Decoder, DecoderLayer
+from outrider.models.files import read_json, read_json_or_empty
+from outrider.models.load import build_layer
+from outrider.models.rope import rope_tables
+from outrider.models.weights import WeightReader
+from outrider.ops.linear import Linear
+from outrider.ops.norm import rms_norm
+from outrider.ops.rope import paired
+from outrider.ops.selftest import Kernels
+
+LOG = logging.getLogger(__name__)
+EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", "d2t"
+MASK_VECTOR = "mask_embedding.pt"
+
+
+def holds_block_drafter(folder: Path) -> bool:
+    """Whether a folder holds a block drafter, of a supported kind or not."""
+    return folder.is_dir() and is_block_drafter(read_json_or_empty(folder / "config.json"))
+
+
+def read_block(folder: Path, num_target_layers: int | None = None) -> BlockConfig:
+    """What a drafter's configuration and tensor headers say; see `parse_block`."""
+    if (folder / MASK_VECTOR).exists():
+        raise CheckpointError(
+            f"{folder} has a {MASK_VECTOR}, a pickle file, which can run code when loaded: "
+            "drafters with a mask vector of their own are not supported."
+        )
+    with Checkpoint(folder) as checkpoint:
+        return parse_block(read_json(folder / "config.json"), checkpoint.shapes, num_target_layers)
+
+
+def load_block(
+    folder: Path, target: Decoder, kernels: Kernels, method: str | None = None
+) -> BlockModel:
+    """Load and check a drafter for `target`; every tensor is used or an error.
+
+    Raises ConfigError where the file is of another kind than `method`, if one was asked for.
+    """
+    config = read_block(folder, target.config.num_layers)
+    if method is not None:
+        check_method(method, config.layout, str(folder))
+    _check_target(config, target.config)
+    with Checkpoint(folder) as checkpoint:
+        reader = WeightReader(checkpoint, "", target.dtype, target.device)
+        model = _Parts(config, checkpoint.shapes, target, reader, kernels).build()
+        checkpoint.leave({"t2d"} & checkpoint.names)
+        checkpoint.finish()
+    LOG.info("block drafter %s: %s", folder, config.describe())
+    return model
+
+
+def _check_target(config: BlockConfig, target: ModelConfig) -> None:
+    """Raise where the drafter was made for a target of another shape."""
+    layout, trunk = config.layout, config.trunk
+    for key, mine, theirs in (
+        ("num_target_layers", config.target_layers or target.num_layers, target.num_layers),
+        ("vocab_size", trunk.vocab_size, target.vocab_size),
+        ("hidden_size", trunk.hidden_size, target.hidden_size),
+    ):
+        if mine != theirs:
+            raise CheckpointError(
+                f"the drafter's {key} = {mine}, but the target has {theirs}: it was made for "
+                "another target."
+            )
+    for tap in layout.taps:
+        if not -1 <= tap <= target.num_layers:
+            raise CheckpointError(
+                f"the drafter taps layer {tap}, but the target has layers 0 to "
+                f"{target.num_layers - 1}: it was made for another target."
+            )
+    if layout.mask_token >= target.vocab_size:
+        raise CheckpointError(
+            f"the drafter's mask_token_id = {layout.mask_token} is outside the target's vocabulary "
+            f"of {target.vocab_size}: it was made for another target."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Takes one part of a drafter after the other."""
+
+    config: BlockConfig
+    shapes: Shapes
+    target: Decoder
+    reader: WeightReader
+    kernels: Kernels
+
+    def build(self) -> BlockModel:
+        ids = self._ids()
+        embedding = self._embedding()
+        return BlockModel(
+            config=self.config,
+            trunk=self._trunk(),
+            embedding=embedding,
+            head=self._head(ids),
+            vocab_size=self.target.config.vocab_size,
+            markov=self._markov(ids),
+            confidence=self._confidence(),
+            added=self._log_snr(),
+            ids=ids,
+        )
+
+    def _has(self, name: str) -> bool:
+        return name in self.shapes
+
+    def _trunk(self) -> Trunk:
+        config, reader, shape = self.config.trunk, self.reader, self.config.trunk.attention
+        width, taps = config.hidden_size, len(self.config.layout.taps)
+        length = self.target.max_length + self.config.layout.block_size
+        cos, sin = rope_tables(shape.rope, shape.width, min(length, config.max_length))
+        layers = range(config.num_layers)
+        key_norms = [
+            reader.below(f"layers.{n}.self_attn").norm("k_norm", shape.width) for n in layers
+        ]
+        heads = [norm.expand(shape.kv_heads, -1) for norm in key_norms]
+        return Trunk(
+            layers=tuple(self._layer(number) for number in layers),
+            views=self.config.views,
+            read=self.kernels.make_linear(reader.matrix("fc", width, taps * width)),
+            feature_norm=rms_norm(reader.norm("hidden_norm", width), config.norm_eps),
+            keep=self._keep(),
+            key_norm=rms_norm(paired(torch.cat(heads), shape.rope.width), config.norm_eps),
+            norm=rms_norm(reader.norm("norm", width), config.norm_eps),
+            cos=cos.to(reader.device),
+            sin=sin.to(reader.device),
+            dtype=reader.dtype,
+        )
+
+    def _layer(self, number: int) -> DecoderLayer:
+        return build_layer(self.config.trunk, number, 0, self.reader, self.kernels)
+
+    def _keep(self) -> Linear:
+        """All layers' projections to keys, then all to values, for rows that no layer norms."""
+        config, shape = self.config.trunk, self.config.trunk.attention
+        size = shape.kv_heads * shape.width
+        parts: list[Tensor] = []
+        biases: list[Tensor] = []
+        for name in ("k_proj", "v_proj"):
+            for number in range(config.num_layers):
+                below = self.reader.below(f"layers.{number}.self_attn")
+                parts.append(self._ordered(below.matrix(name, size, config.hidden_size), name))
+                if shape.qkv_bias:
+                    biases.append(self._ordered(below.vector(f"{name}.bias", size), name))
+        bias = torch.cat(biases) if biases else None
+        return self.kernels.make_linear(torch.cat(parts), bias)
+
+    def _ordered(self, rows: Tensor, name: str) -> Tensor:
+        """Rows of a key projection in the order of columns that `rotate` works on."""
+        shape = self.config.trunk.attention
+        if name == "v_proj":
+            return rows
+        heads = rows.view(shape.kv_heads, shape.width, *rows.shape[1:])
+        return paired(heads, shape.rope.width).flatten(0, 1)
+
+    def _embedding(self) -> Tensor:
+        """The drafter's own embedding, or the target's where it has none or a copy."""
+        mine, theirs = self._own(EMBEDDING, self.target.config.vocab_size), self.target.embedding
+        assert theirs is not None
+        return theirs if mine is None or torch.equal(mine, theirs) else mine
+
+    def _own(self, name: str, rows: int) -> Tensor | None:
+        width = self.config.trunk.hidden_size
+        return self.reader.take(name, rows, width) if self._has(name) else None
+
+    def _head(self, ids: Tensor | None) -> Linear:
+        """The drafter's own head, or the target's where it has none or a copy of a tied one."""
+        target = self.target
+        mine = self._own(HEAD, target.config.vocab_size if ids is None else len(ids))
+        assert target.head is not None
+        assert target.embedding is not None
+        tied = target.config.tied_embeddings
+        if mine is None and ids is not None:
+            raise CheckpointError(f"the drafter has a vocabulary map, {MAP}, but no {HEAD}.")
+        if mine is None or (ids is None and tied and torch.equal(mine, target.embedding)):
+            return target.head
+        return self.kernels.make_linear(mine, head=True)
+
+    def _ids(self) -> Tensor | None:
+        """Target ids of the rows of a reduced vocabulary, checked."""
+        if not self._has(MAP):
+            return None
+        size = self.shapes[MAP][0]
+        offsets = self.reader.take(MAP, size, dtype=torch.int64)
+        ids = offsets + torch.arange(size, device=offsets.device)
+        vocab = self.target.config.vocab_size
+        if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(ids.unique()) != size:
+            raise CheckpointError(
+                f"the drafter's vocabulary map {MAP} is damaged: its {size} rows must lead to "
+                f"different ids of the target's {vocab}."
+            )
+        if self._has("t2d"):
+            kept = self.reader.take("t2d", vocab, dtype=torch.bool)
+            if not torch.equal(kept.nonzero().squeeze(-1), ids.sort().values):
+                raise CheckpointError(
+                    f"the drafter's vocabulary maps contradict each other: {MAP} and t2d must name "
+                    "the same ids."
+                )
+        return ids
+
+    def _markov(self, ids: Tensor | None) -> MarkovHead | None:
+        layout, below = self.config.layout, self.reader.below("markov_head")
+        if layout.markov is None:
+            return None
+        vocab, rank, width = (
+            self.target.config.vocab_size,
+            layout.rank,
+            self.config.trunk.hidden_size,
+        )
+        mix = None
+        if layout.markov != "vanilla":
+            name, out, inner = ("gate_proj", rank, width + rank)
+            if layout.markov == "rnn":
+                name, out, inner = ("joint_proj", 3 * rank, 2 * rank + width)
+            bias = below.vector(f"{name}.bias", out)
+            mix = self.kernels.make_linear(below.matrix(name, out, inner), bias)
+        rows = vocab if ids is None else len(ids)
+        return MarkovHead(
+            kind=layout.markov,
+            code=self.reader.take(MARKOV_CODE, vocab, rank),
+            out=self.kernels.make_linear(below.matrix("markov_w2", rows, rank)),
+            mix=mix,
+        )
+
+    def _confidence(self) -> ConfidenceHead | None:
+        kind, width = self.config.layout.confidence, self.config.trunk.hidden_size
+        if kind is None:
+            return None
+        rank = self.config.layout.rank if kind == "hidden+markov" else 0
+        weight = self.reader.take(CONFIDENCE, 1, width + rank, dtype=torch.float32)[0]
+        name = CONFIDENCE.replace("weight", "bias")
+        offset = float(self.reader.take(name, 1)) if self._has(name) else 0.0
+        by_token = None
+        if rank:
+            code = self.reader.take(MARKOV_CODE, self.target.config.vocab_size, rank)
+            by_token = code.float() @ weight[width:]
+        return ConfidenceHead(weight=weight[:width], offset=offset, by_token=by_token)
+
+    def _log_snr(self) -> Tensor | None:
+        span, width = self.config.layout.log_snr, self.config.trunk.hidden_size
+        if span is None:
+            return None
+        below = self.reader.below(LOG_SNR.split(".")[0])
+        pairs = [
+            (below.matrix(name, width, inner), below.vector(f"{name}.bias", width))
+            for name, inner in (("fc1", 2 * FREQUENCIES), ("fc2", width))
+        ]
+        return LogSnr(low=span[0], high=span[1], inner=pairs[0], outer=pairs[1]).rows()

@@ -1,0 +1,88 @@
+"""A block drafter's weights for one target, and one block drafted with them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.draft.block.formats import BlockConfig
+from outrider.draft.block.heads import ConfidenceHead, MarkovHead
+from outrider.draft.block.layout import BlockLayout
+from outrider.draft.block.trunk import BlockContext, Trunk
+from outrider.draft.choice import Choice, Chooser
+from outrider.ops.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockModel:
+    """Trunk, heads, embedding and head matrix, the last two often the target's own.
+
+    added: what log-SNR conditioning adds to the embeddings of anchor and masks [2, hidden], or
+    None. ids: target ids int64 [rows of the head matrix], None where they are the same.
+    """
+
+    config: BlockConfig
+    trunk: Trunk
+    embedding: Tensor
+    head: Linear
+    vocab_size: int
+    markov: MarkovHead | None = None
+    confidence: ConfidenceHead | None = None
+    added: Tensor | None = None
+    ids: Tensor | None = None
+
+    @property
+    def layout(self) -> BlockLayout:
+        return self.config.layout
+
+    def draft(
+        self, context: BlockContext, anchor: int, count: int, chooser: Chooser, least: float
+    ) -> list[Choice]:
+        """Up to `count` tokens behind `anchor`, which stands right behind the context.
+
+        A draft ends where `chooser` ends it, or where the confidence head says less than `least`:
+        it has seen the tokens before a row and never the row's own.
+        """
+        first = self.layout.first_row
+        block = self.trunk.run(self._embed(anchor), context)
+        hidden, choices = block.narrow(0, first, count), list[Choice]()
+        state = self.markov.start(block[:first], anchor) if self.markov else None
+        for row, sure in self._rows(hidden, state, anchor, choices):
+            if sure is not None and sure < least:
+                break
+            choice = chooser.choose(row, context.length + 1 + len(choices))
+            if choice is None:
+                break
+            choices.append(choice if sure is None else replace(choice, confidence=sure))
+        return choices
+
+    def _embed(self, anchor: int) -> Tensor:
+        """The rows of a block [block size, hidden]."""
+        ids = torch.full((self.layout.block_size,), self.layout.mask_token)
+        ids[0] = anchor
+        rows = self.embedding[ids.to(self.embedding.device)]
+        if self.added is not None:
+            rows[0] += self.added[0]
+            rows[1:] += self.added[1]
+        return rows
+
+    def _rows(
+        self, hidden: Tensor, state: Tensor | None, token: int, choices: list[Choice]
+    ) -> Iterator[tuple[Tensor, float | None]]:
+        """Each row's logits [1, vocab], corrected by the token chosen before it, and confidence."""
+        logits = self.head(hidden).float()
+        parts = self.confidence.of_rows(hidden) if self.confidence else None
+        for place, row in enumerate(logits.split(1)):
+            token = choices[-1].token if choices else token
+            if self.markov is not None and state is not None:
+                bias, state = self.markov.bias(token, hidden.narrow(0, place, 1), state)
+                row = row + bias.float()
+            sure = self.confidence.value(parts[place], token) if self.confidence and parts else None
+            yield self._spread(row), sure
+
+    def _spread(self, row: Tensor) -> Tensor:
+        """A row over the draft vocabulary as one over the target's, -inf where it has no token."""
+        if self.ids is None:
+            return row
+        return row.new_full((1, self.vocab_size), float("-inf")).index_copy_(1, self.ids, row)

@@ -1,0 +1,20 @@
+"""A chooser that keeps what it was shown."""
+
+import torch
+
+from outrider.draft.choice import Choice, GreedyChooser
+from tests.helpers.blocks import VOCAB
+
+
+class Recorder(GreedyChooser):
+    """Greedy, and keeps the rows that it was shown and their positions."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=VOCAB)
+        self.rows: list[torch.Tensor] = []
+        self.positions: list[int] = []
+
+    def choose(self, logits: torch.Tensor, position: int) -> Choice | None:
+        self.rows.append(logits[0].clone())
+        self.positions.append(position)
+        return super().choose(logits, position)
