@@ -44,14 +44,14 @@ LONGER = Phase(
     0.6,
     unloop.Plan(32, 200, 3, 40, 0.4),
 )
-# Short, at a low rate, mostly about loops: long greedy outputs were still four fifths repeats.
+# At a low rate, and much about loops: long greedy outputs were still two fifths repeats.
 FINISH = Phase(
     "finish",
     "longer",
-    parallel.Rates(matrices=6e-4, others=6e-4, warmup=0.03),
-    1024,
+    parallel.Rates(matrices=1.2e-3, others=1.2e-3, warmup=0.03),
+    2048,
     0.0,
-    unloop.Plan(24, 300, 2, 15, 1.0),
+    unloop.Plan(24, 300, 2, 30, 1.0),
 )
 
 
