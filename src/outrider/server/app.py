@@ -28,7 +28,8 @@ LOG = logging.getLogger(__name__)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STARTED = int(time.time())
 PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
 )
 PATIENCE = 30.0
 """Seconds that figures may keep a reader waiting: a pass over long prompts is in between."""
