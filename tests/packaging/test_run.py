@@ -217,9 +217,23 @@ def test_llama_cpp_tests_bring_a_model(run, calls):
     assert pytest_call[-2:] == ["tests/llama_cpp", "-x"]
 
 
-def test_what_has_no_test_says_so_and_installs_nothing(run, calls, capsys):
-    assert run.main(["test-browser"]) == 0
-    assert "no test to run" in capsys.readouterr().out
+@pytest.mark.parametrize("installed", [True, False])
+def test_browser_tests_bring_a_browser(run, calls, monkeypatch, installed):
+    tools = {"chromium", "apt-get"} if installed else {"apt-get"}
+    monkeypatch.setattr(run.shutil, "which", lambda name: name if name in tools else None)
+    monkeypatch.setattr(run.os, "geteuid", lambda: 0)
+    assert run.main(["test-browser", "-x"]) == 0
+    apt = [argv for argv, _ in calls if argv[0] == "apt-get"]
+    assert [argv[1] for argv in apt] == ([] if installed else ["update", "install"])
+    (install, _), (pytest_call, _) = calls[-2:]
+    assert install[-4:] == ["--no-deps", "playwright", "greenlet", "pyee"]
+    assert pytest_call[-2:] == ["tests/browser", "-x"]
+
+
+def test_without_a_browser_the_fix_is_named(run, calls, monkeypatch, capsys):
+    monkeypatch.setattr(run.shutil, "which", lambda name: None)
+    assert run.main(["test-browser"]) == 1
+    assert "apt-get install -y --no-install-recommends chromium" in capsys.readouterr().err
     assert calls == []
 
 

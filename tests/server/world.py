@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import uvicorn
 
 from outrider.config.run import ServerConfig
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Admission, Scheduler
 from outrider.server.app import Service, application
+from outrider.server.listen import Listener, bind
 from tests.exactness.targets import Letters, engine
 from tests.helpers.checkpoints import VOCAB
 
@@ -108,3 +111,21 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 def letters(ids: Sequence[int]) -> str:
     """A text that the tokenizer turns into these ids."""
     return "".join(chr(token if token >= 32 else token + VOCAB) for token in ids)
+
+
+@contextmanager
+def listening(world: World) -> Iterator[str]:
+    """The server on a free loopback port, as the command line runs it; its address."""
+    config = uvicorn.Config(
+        world.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=30
+    )
+    server = Listener(config, world.service)
+    with bind("127.0.0.1", 0) as sock:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive()

@@ -205,8 +205,8 @@ class Scheduler:
 
     def _run(self) -> None:
         while self._wait():
-            self._answer()
             self._drop_cancelled()
+            self._answer()
             self._admit()
             if self._shared.running:
                 self._pass()
