@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
 
+import torch
+from torch import Tensor
+
 from outrider.bench.costs import Curve
 from outrider.bench.leg import GREEDY
 from outrider.bench.replay import Passage
@@ -19,7 +22,7 @@ from outrider.core_types import Reply, Window
 from outrider.errors import StageError
 from outrider.stage.base import Stage
 
-STEPPING, VERIFYING = -11, -12
+STEPPING, VERIFYING, READING = -11, -12, -13
 """Sessions of the calibration; an engine's own are counted from 0."""
 PREFILL_ROWS = 256
 MOST_STEPS = 32
@@ -63,6 +66,23 @@ def calibrate(
         finally:
             place.close()
     return readings
+
+
+def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tensor:
+    """The hidden states behind the layers `taps` for all `tokens` [tokens, taps x hidden]."""
+    stage.open(READING, GREEDY, len(tokens), taps)
+    rows: list[Tensor] = []
+    for start in range(0, len(tokens), PREFILL_ROWS):
+        piece = tuple(tokens[start : start + PREFILL_ROWS])
+        end = start + len(piece)
+        stage.submit(
+            Window(
+                session=READING, id=start, epoch=0, start=start, floor=end, tokens=piece, wanted=0
+            )
+        )
+        rows += [reply.taps for reply in stage.poll() if isinstance(reply.taps, Tensor)]
+    stage.close(READING)
+    return torch.cat(rows)
 
 
 class _Place:

@@ -1,13 +1,16 @@
 """Drafters walked over text that is known already: what each budget costs and would have given.
 
 Greedy decoding gives the same text whatever is drafted, so a drafter can be judged against the
-plain output without a single target pass. Only proposals and their upkeep are timed.
+plain output without a single target pass, but one that reads the target's hidden states needs them
+read once for each passage. Only proposals and their upkeep are timed.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
+
+from torch import Tensor
 
 from outrider.bench.costs import Curve, Rounds
 from outrider.bench.leg import Clock
@@ -55,12 +58,17 @@ class Walk:
             self.ms.setdefault(drafts, []).append(ms)
 
 
+ReadTaps = Callable[[Sequence[int], Sequence[int]], Tensor]
+"""From tokens and the layers to tap to the hidden states of all tokens [tokens, width]."""
+
+
 def walk(
     make: Callable[[], Drafter],
     passages: Sequence[Passage],
     budgets: Sequence[int],
     clock: Clock,
     most_rounds: int,
+    read: ReadTaps,
 ) -> dict[int, Walk]:
     """Walk a drafter per budget over each passage, the budgets in turn.
 
@@ -68,7 +76,13 @@ def walk(
     """
     walks = {budget: Walk() for budget in budgets}
     for passage in passages:
-        walkers = [_Walker(make(), passage, budget) for budget in budgets]
+        drafters = [make() for _ in budgets]
+        taps = drafters[0].needs.taps if drafters else ()
+        features = read([*passage.prompt, *passage.output], taps) if taps else None
+        walkers = [
+            _Walker(drafter, passage, budget, features)
+            for drafter, budget in zip(drafters, budgets, strict=True)
+        ]
         for _ in range(most_rounds):
             for walker in walkers:
                 walker.advance(walks[walker.budget], clock)
@@ -80,13 +94,21 @@ def walk(
 class _Walker:
     """One drafter on its way through a passage."""
 
-    def __init__(self, drafter: Drafter, passage: Passage, budget: int) -> None:
+    def __init__(
+        self, drafter: Drafter, passage: Passage, budget: int, features: Tensor | None
+    ) -> None:
         self.drafter = drafter
         self.budget = budget
         self._first = True
         self._text = [*passage.prompt, *passage.output]
+        self._features = features
         self._tokens = self._text[: len(passage.prompt) + 1]
-        drafter.observe(Commit(position=0, tokens=tuple(self._tokens)))
+        rows = self._rows(0, len(passage.prompt))
+        drafter.observe(Commit(position=0, tokens=tuple(self._tokens), features=rows))
+
+    def _rows(self, first: int, end: int) -> Tensor | None:
+        """The hidden states that became final with the tokens behind them."""
+        return None if self._features is None else self._features[first:end]
 
     def advance(self, into: Walk, clock: Clock) -> None:
         """One round: propose, judge by the text, commit."""
@@ -104,6 +126,7 @@ class _Walker:
             tokens=tuple(self._text[place : place + kept + 1]),
             accepted=kept,
             source=draft.source if draft else None,
+            features=self._rows(place - 1, place + kept),
         )
         self._tokens.extend(commit.tokens)
         began = clock()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.bench import gates as gate
-from outrider.bench.calibration import Readings, calibrate
+from outrider.bench.calibration import Readings, calibrate, read_taps
 from outrider.bench.costs import Costs, rounds_of
 from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
 from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
@@ -244,6 +244,7 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
         budgets,
         tools.clock,
         settings.walk_rounds,
+        lambda tokens, taps: read_taps(engine.stage, tokens, taps),
     )
     draft = draft_curve(list(walks.values()))
     costs = Costs(

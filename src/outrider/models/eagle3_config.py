@@ -88,6 +88,7 @@ def read_eagle3_config(folder: Path) -> Eagle3Config:
     flags = {**raw, **nested}
     speculators = raw.get("speculators_model_type") is not None
     body = dict(raw.get("transformer_layer_config") or raw) if speculators else dict(raw)
+    body.pop("auto_map", None)  # code of its author, which is not needed
     body.setdefault("model_type", "qwen3" if speculators else "llama")
     layers = parse_config({"num_hidden_layers": 1, **body}, origin=origin)
     ids = tuple(flags[IDS]) if flags.get(IDS) else None

@@ -54,7 +54,7 @@ class Head:
         return self.layers.run(rows, [Span(state, len(tokens))])[0]
 
     def conclude(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """An output [1, hidden] to fp32 logits [1, vocab] and the feature that comes next.
+        """Outputs [n, hidden] to fp32 logits [n, vocab] and the features that come next.
 
         Tokens outside a reduced vocabulary have the logit -inf.
         """
@@ -63,6 +63,6 @@ class Head:
         normed = self.layers.norm(output)
         logits = self.layers.head(normed).float()
         if self.ids is not None:
-            spread = logits.new_full((1, self.vocab_size), float("-inf"))
+            spread = logits.new_full((len(logits), self.vocab_size), float("-inf"))
             logits = spread.index_copy_(1, self.ids, logits)
         return logits, normed if self.feeds_normed else output
