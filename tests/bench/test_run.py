@@ -131,6 +131,15 @@ class Controlled:
     def __init__(self, tokens):
         self.tokens = tokens
 
+    def shape(self):
+        pass
+
+    def answered(self, waited_ms, verify_ms):
+        pass
+
+    def share(self, others, sessions):
+        pass
+
     def choose(self):
         return self.tokens
 

@@ -81,6 +81,7 @@ BENCH = {
     "--json",
     "--fail-under",
 }
+PLAN = {"--acceptance", "--rtt-ms", "--draft-ms", "--most-depth", "--json"}
 HELP = {"-h", "--help"}
 
 
@@ -90,6 +91,7 @@ HELP = {"-h", "--help"}
         ([], {"--version", "--log-level", "--install-completion", "--show-completion"}),
         (["generate"], OWN | CHAT | SAMPLING | RUN),
         (["chat"], CHAT | SAMPLING | RUN),
+        (["plan"], PLAN | RUN),
         (["serve"], SERVE | RUN),
         (["inspect"], {"--json"}),
         (["doctor"], {"--json"}),

@@ -9,6 +9,7 @@ from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.controller import Controller, Costs
 from outrider.engine.curve import Curve
 from outrider.engine.engine import WindowLimits
+from outrider.engine.link_budget import LinkBudget
 
 MOST_ROWS = 128
 """Rows of the widest pass that is measured for several sequences side by side."""
@@ -50,9 +51,17 @@ def budget_factory(
     and no number asked for, a controller chooses. Sessions that follow each other share one, up to
     `sequences` that run side by side have their own and share what passes cost.
     """
-    speculative = config.speculative
+    speculative, stages = config.speculative, config.stages
+    wanted = speculative.max_draft_tokens
+    if wanted == "auto" and not stages.is_local:
+        return lambda: LinkBudget(
+            windows.width,
+            windows.depth,
+            stages=stages.count,
+            parallel=stages.processes,
+            round_trip_ms=stages.link.delay_ms * (2 if stages.count == 1 else stages.count),
+        )
     if not controls(config, windows):
-        wanted = speculative.max_draft_tokens
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")

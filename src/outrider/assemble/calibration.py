@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -21,6 +22,8 @@ ROUNDS = 5
 """Passes of each width at most, interleaved, so that a slow moment hits all widths."""
 
 Clock = Callable[[], float]
+Pass = Callable[[int], object]
+"""Runs a number of rows."""
 
 Paid = Decoder | Head | BlockModel
 """What takes time to draft: a model, a one-token head, a block drafter."""
@@ -44,12 +47,12 @@ def measure_costs(
     drafter, it is one pass over features and one over a block.
     """
     share = seconds if draft is None else seconds / 2
-    verify = _per_rows(target, _widths(rows or drafts + 1), share, clock)
+    verify = per_rows(passes(target), _widths(rows or drafts + 1), share, clock)
     paid: Sequence[float] = ()
     if isinstance(draft, BlockModel) and drafts:
         paid = _per_block(draft, drafts, share, clock)
     elif draft is not None and not isinstance(draft, BlockModel) and drafts:
-        single, double = _per_rows(draft, [1, 2], share, clock)
+        single, double = per_rows(passes(draft), [1, 2], share, clock)
         paid = [double + single * more for more in range(drafts)]
     return Costs(
         verify=verify,
@@ -64,14 +67,11 @@ def _widths(most: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _per_rows(
-    model: Decoder | Head, widths: Sequence[int], seconds: float, clock: Clock
-) -> list[float]:
+def per_rows(run: Pass, widths: Sequence[int], seconds: float, clock: Clock) -> list[float]:
     """Milliseconds of a pass of 1, 2, ... widths[-1] rows, linear between those measured."""
-    state = model.new_state() if isinstance(model, Head) else model.new_state("log", 0)
-    _run(model, state, CONTEXT)
-    _run(model, state, widths[-1])  # Allocations and first calls are no measure.
-    return _least(lambda rows: _run(model, state, rows), widths, seconds, clock)
+    run(CONTEXT)
+    run(widths[-1])  # Allocations and first calls are no measure.
+    return _least(run, widths, seconds, clock)
 
 
 @torch.inference_mode()
@@ -93,9 +93,7 @@ def _per_block(model: BlockModel, drafts: int, seconds: float, clock: Clock) -> 
     return known + known[-1:] * (drafts - most)
 
 
-def _least(
-    run: Callable[[int], None], sizes: Sequence[int], seconds: float, clock: Clock
-) -> list[float]:
+def _least(run: Pass, sizes: Sequence[int], seconds: float, clock: Clock) -> list[float]:
     """Milliseconds of `run` at 1, 2, ... sizes[-1], linear between the sizes that are measured."""
     times: dict[int, list[float]] = {size: [] for size in sizes}
     end = clock() + seconds
@@ -109,6 +107,13 @@ def _least(
     # The least, not the median: what else the machine does only ever adds, and an estimate that it
     # spoiled would keep the controller from ever drafting, and so from finding out.
     return _filled({size: min(found) for size, found in times.items()})
+
+
+def passes(model: Decoder | Head, whole: Decoder | None = None) -> Pass:
+    """Passes of `model`; of a decoder whose layers are some of those of `whole`, on its state."""
+    if isinstance(model, Head):
+        return partial(_run, model, model.new_state())
+    return partial(_run, model, (whole or model).new_state("log", 0))
 
 
 def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:

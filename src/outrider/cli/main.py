@@ -16,6 +16,7 @@ from outrider.cli.bench import app as bench
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate
 from outrider.cli.inspect import doctor, inspect
+from outrider.cli.plan import plan
 from outrider.cli.serve import serve
 from outrider.cli.terminal import fail, put
 from outrider.errors import OutriderError
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(plan)
 app.command()(serve)
 app.command()(inspect)
 app.command()(doctor)

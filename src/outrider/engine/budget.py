@@ -10,8 +10,11 @@ class Budget(Protocol):
     """Decides round by round; nothing drafted is plain decoding.
 
     A round is `choose`, then `limit` and `keep` from within the drafter, `share`, `timed` and
-    `learn`.
+    `learn`; an epoch of windows in flight begins with `shape`.
     """
+
+    def shape(self) -> tuple[int, int] | None:
+        """Rows of a window and windows in flight for the epoch that begins; None: as before."""
 
     def choose(self) -> int:
         """Drafts to ask for in the next window at most."""
@@ -29,6 +32,9 @@ class Budget(Protocol):
         """The whole pass had `rows` rows and took `verify_ms`; drafting `drafted` tokens for it
         took `draft_ms`."""
 
+    def answered(self, waited_ms: float, verify_ms: float) -> None:
+        """The first window of an epoch was answered `waited_ms` after it was issued."""
+
     def learn(self, source: str | None, verified: int, accepted: int) -> None:
         """A window was judged: `verified` drafts of `source`, the first `accepted` kept."""
 
@@ -45,6 +51,9 @@ class FixedBudget:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
+    def shape(self) -> tuple[int, int] | None:
+        return None
+
     def choose(self) -> int:
         return self._tokens
 
@@ -60,6 +69,9 @@ class FixedBudget:
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         del rows, verify_ms, drafted, draft_ms
+
+    def answered(self, waited_ms: float, verify_ms: float) -> None:
+        del waited_ms, verify_ms
 
     def learn(self, source: str | None, verified: int, accepted: int) -> None:
         del source, verified, accepted

@@ -134,6 +134,12 @@ class Controller:
         length = self._prefix(draft)
         return _cut(draft, length) if length else None
 
+    def shape(self) -> None:
+        """One window at a time, as wide as what is drafted."""
+
+    def answered(self, waited_ms: float, verify_ms: float) -> None:
+        """Nothing waits but for the pass."""
+
     def share(self, others: int, sessions: int) -> None:
         """The pass ran `others` rows of other sessions, and `sessions` with this one."""
         self._others, self._sessions = others, sessions

@@ -79,6 +79,7 @@ class Session:
     drafting: tuple[int, float] = (0, 0.0)
     boundary: tuple[TokenLogprob, ...] = ()
     occupied_at: float = 0.0
+    opened_at: float = 0.0
     began: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
 
@@ -156,6 +157,8 @@ def fill(session: Session) -> Iterator[Window]:
     Each goes out before the next is drafted.
     """
     ledger = session.ledger
+    if not ledger.begun and (shape := session.budget.shape()):
+        ledger.width, ledger.depth = shape
     while ledger.row_room:
         session.sampled = None
         _refill(session)
@@ -163,6 +166,8 @@ def fill(session: Session) -> Iterator[Window]:
             break
         _occupy(session)
         window = to_window(session, ledger.issue(session.tokens[-1]))
+        if window.opens_epoch:
+            session.opened_at = session.occupied_at
         session.counters.windows_opened += 1
         session.counters.max_in_flight = max(session.counters.max_in_flight, ledger.in_flight)
         yield window
@@ -238,6 +243,10 @@ def absorb(session: Session, reply: Reply) -> int | None:
     session.budget.share(rows - len(reply.tokens), max(reply.pass_sessions, 1))
     session.budget.timed(rows, reply.verify_ms, *session.drafting)
     session.drafting = (0, 0.0)
+    if session.opened_at:
+        waited = (session.occupied_at - session.opened_at) * 1e3
+        session.budget.answered(waited, reply.verify_ms)
+        session.opened_at = 0.0
     # The boundary may have judged one draft more than the window held.
     judged = max(verdict.verified, verdict.accepted + verdict.rejected)
     session.budget.learn(source, judged, verdict.accepted)

@@ -1,0 +1,85 @@
+"""`outrider plan`: what stages over links would bring, before any of them is started."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from typer import Option
+
+from outrider.cli.flags import RunFlags, with_flags
+from outrider.cli.terminal import busy, put
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags:
+    """What is to be planned for."""
+
+    acceptance: Annotated[
+        float,
+        Option("--acceptance", metavar="P", help="Chance of a draft if those before were right."),
+    ] = 0.8
+    rtt_ms: Annotated[
+        float | None,
+        Option("--rtt-ms", metavar="X", help="All links together, there and back."),
+    ] = None
+    draft_ms: Annotated[
+        float, Option("--draft-ms", metavar="X", help="Drafting one token.", min=0.0)
+    ] = 0.0
+    most_depth: Annotated[
+        int, Option("--most-depth", metavar="N", help="Most windows in flight.", min=1, max=64)
+    ] = 16
+    json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+
+    def check(self) -> None:
+        """Raise for what no pipeline has."""
+        if not 0.0 <= self.acceptance < 1.0:
+            raise ConfigError(
+                f"--acceptance {self.acceptance} is out of range: use at least 0 and less than 1."
+            )
+        if self.rtt_ms is not None and self.rtt_ms < 0.0:
+            raise ConfigError(f"--rtt-ms {self.rtt_ms} is out of range: use 0 or more.")
+
+
+@with_flags(flags=PlanFlags, run=RunFlags)
+def plan(*, flags: PlanFlags, run: RunFlags) -> None:
+    """Predict tokens/s of cuts, depths and run-ahead budgets from layer times measured here."""
+    flags.check()
+    loaded = run.load()
+    from outrider.assemble import planning
+
+    with busy("measuring layers"):
+        found = planning.plan(
+            loaded.config,
+            planning.Question(
+                acceptance=flags.acceptance,
+                round_trip_ms=flags.rtt_ms,
+                draft_ms=flags.draft_ms,
+                most_depth=flags.most_depth,
+            ),
+        )
+    put(json.dumps(found, indent=2) + "\n" if flags.json else "\n".join(_lines(found)) + "\n")
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"plain decoding: {found['plain_tokens_per_second']:.1f} tokens/s"
+    for cut in found["cuts"]:
+        stages = ", ".join(f"{ms:.1f}" for ms in cut["stage_ms"])
+        yield f"layers {_sizes(cut)}: {cut['tokens_per_second']:.1f} tokens/s ({stages} ms a stage)"
+    yield "  window  depth  run-ahead  tokens/s  law"
+    for row in found["table"]:
+        yield (
+            f"  {row['max_tokens']:6}  {row['depth']:5}  {row['runahead_tokens']:9}  "
+            f"{row['tokens_per_second']:8.1f}  {row['law_tokens_per_second']:.1f}"
+        )
+    chosen = found["recommended"]
+    yield (
+        f"recommended: --stage-layers {_sizes(chosen)} --window {chosen['max_tokens']} "
+        f"--depth {chosen['depth']} for {chosen['tokens_per_second']:.1f} tokens/s, "
+        f"{chosen['speedup']:.2f}x plain decoding"
+    )
+
+
+def _sizes(cut: Mapping[str, Any]) -> str:
+    return ",".join(map(str, cut["layers"]))

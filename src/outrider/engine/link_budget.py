@@ -1,0 +1,86 @@
+"""Rows of a window and windows in flight, chosen epoch by epoch over links. Pure.
+
+A window behind another is worth something only if the one before is accepted as a whole, so depth
+pays on copied text and wide windows pay on novel text. What windows and links cost is learned from
+the answers, and so is the acceptance; `outrider.engine.pipeline` says what follows from them.
+"""
+
+from collections.abc import Sequence
+
+from outrider.engine.acceptance import Acceptance
+from outrider.engine.budget import FixedBudget
+from outrider.engine.curve import Curve
+from outrider.engine.pipeline import Pipeline, Shape, best, steps
+
+DECAY = 0.97
+PRIOR, WEIGHT = 0.7, 4.0
+CERTAIN = 0.999
+"""Acceptance is never taken to be higher: an epoch ends some day."""
+EVERY = 4
+"""Epochs between two choices."""
+LOOSE = 0.05
+"""How fast the round trip and the cost of drafting follow a rise; they follow a fall at once."""
+
+
+class LinkBudget(FixedBudget):
+    """Chooses at most `width` rows and `depth` windows; one for each session.
+
+    `stages` share the verify time, as parts that work at the same time if `parallel`.
+    `round_trip_ms` is the first guess.
+    """
+
+    def __init__(
+        self, width: int, depth: int, *, stages: int, parallel: bool, round_trip_ms: float
+    ) -> None:
+        super().__init__(width)
+        self._stages, self._parallel = stages, parallel
+        self._widths, self._depths = steps(width), steps(depth)
+        self._verify = Curve([0.0, *(1.0 + 0.1 * rows for rows in range(width))])
+        self._rates = Acceptance(DECAY)
+        self._round_trip, self._draft = round_trip_ms, 0.0
+        self._epochs = 0
+        self._shape = Shape(width=width, depth=depth, speed=0.0)
+
+    def shape(self) -> tuple[int, int]:
+        """Rows and windows in flight for the epoch that begins."""
+        if self._epochs % EVERY == 0:
+            self._shape = best(self._pipeline(), self._rate(), self._widths, self._depths)
+        self._epochs += 1
+        return self._shape.width, self._shape.depth
+
+    def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
+        self._verify.observe(rows, verify_ms)
+        if drafted:
+            self._draft = _follow(self._draft, draft_ms / drafted)
+
+    def answered(self, waited_ms: float, verify_ms: float) -> None:
+        self._round_trip = _follow(self._round_trip, max(waited_ms - verify_ms, 0.0))
+
+    def learn(self, source: str | None, verified: int, accepted: int) -> None:
+        self._rates.tick()
+        for place in range(min(accepted + 1, verified)):
+            self._rates.add(None, place < accepted)
+
+    def explain(self) -> Sequence[str]:
+        shape = self._shape
+        return (
+            f"windows: {shape.width} rows, {shape.depth} in flight, for a round trip of "
+            f"{self._round_trip:.1f} ms and {self._rate():.0%} acceptance",
+        )
+
+    def _rate(self) -> float:
+        return min(self._rates.rate(None, PRIOR, WEIGHT), CERTAIN)
+
+    def _pipeline(self) -> Pipeline:
+        share = [self._verify[rows] / self._stages for rows in range(1, len(self._verify))]
+        return Pipeline(
+            stages=[share] * self._stages,
+            round_trip_ms=self._round_trip,
+            draft_ms=self._draft,
+            parallel=self._parallel,
+        )
+
+
+def _follow(old: float, new: float) -> float:
+    """The smaller at once, the larger slowly: what else a machine does only ever adds."""
+    return new if new < old or old == 0.0 else old + LOOSE * (new - old)

@@ -1,0 +1,84 @@
+"""The plan: measured layer times make stages, and the best cut, width and depth are named."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.assemble.planning import MEASURED, LayerTimes, Question, answer, measure_layers
+from outrider.config.run import LinkConfig, StagesConfig
+from outrider.engine.pipeline import Pipeline, speed
+from tests.helpers.runs import make_decoder
+
+ROWS = MEASURED[-1]
+
+
+def line(fixed: float, row: float) -> list[float]:
+    return [fixed + row * rows for rows in range(1, ROWS + 1)]
+
+
+TIMES = LayerTimes(
+    kinds=("delta", "delta", "delta", "attention"),
+    layer={"delta": line(1.0, 0.1), "attention": line(0.5, 0.05)},
+    bare=line(0.2, 0.0),
+    head=line(1.0, 0.05),
+    wire=line(0.1, 0.01),
+    row_bytes=1000,
+)
+
+
+def test_a_stage_is_its_layers_and_what_a_pass_takes_beside():
+    first, last = TIMES.stages((1, 3), wired=False)
+    assert first[0] == pytest.approx(1.1 + 0.2)
+    assert last[0] == pytest.approx(2 * 1.1 + 0.55 + 0.2 + 1.05)
+    wired = TIMES.stages((1, 3), wired=True)
+    assert wired[0][7] == pytest.approx(1.8 + 0.2 + 0.18)
+
+
+def test_the_recommendation_is_the_fastest_cut_and_shape():
+    stages = StagesConfig(count=2, processes=True)
+    found = answer(TIMES, stages, Question(acceptance=0.95, round_trip_ms=100.0))
+    chosen = found["recommended"]
+    assert chosen["layers"] == [2, 2]
+    assert chosen["depth"] > 1
+    assert chosen["tokens_per_second"] == max(row["tokens_per_second"] for row in found["cuts"])
+    pipeline = Pipeline(stages=TIMES.stages((2, 2), wired=True), round_trip_ms=100.0)
+    told = speed(pipeline, 0.95, chosen["max_tokens"], chosen["depth"])
+    assert chosen["tokens_per_second"] == pytest.approx(told)
+    assert chosen["speedup"] == pytest.approx(told / found["plain_tokens_per_second"])
+    assert len(found["table"]) == len(MEASURED) * 5
+
+
+def test_the_balanced_cut_is_found():
+    heavy = LayerTimes(
+        kinds=("delta", "attention", "attention", "attention"),
+        layer={"delta": line(4.0, 0.0), "attention": line(1.0, 0.0)},
+        bare=line(0.0, 0.0),
+        head=line(0.5, 0.0),
+        wire=line(0.0, 0.0),
+        row_bytes=0,
+    )
+    question = Question(acceptance=0.98, round_trip_ms=50.0)
+    found = answer(heavy, StagesConfig(count=2, processes=True), question)
+    assert [row["layers"] for row in found["cuts"]] == [[2, 2], [1, 3]]
+    assert found["recommended"]["layers"] == [1, 3]
+    named = StagesConfig(count=2, layers="3,1", processes=True)
+    assert [row["layers"] for row in answer(heavy, named, question)["cuts"]] == [[3, 1]]
+
+
+def test_links_are_taken_as_configured_unless_told():
+    stages = StagesConfig(count=3, layers="2,1,1", link=LinkConfig(delay_ms=20.0, mbps=8.0))
+    found = answer(TIMES, stages, Question(acceptance=0.5))
+    assert found["round_trip_ms"] == 60.0  # two hops and the way back
+    remote = StagesConfig(link=LinkConfig(delay_ms=20.0))
+    assert answer(TIMES, remote, Question(acceptance=0.5))["round_trip_ms"] == 40.0
+
+
+def test_layers_are_measured_by_kind(tmp_path: Path):
+    times = measure_layers(make_decoder("qwen3_5", tmp_path))
+    assert set(times.layer) == {"delta", "attention"}
+    assert len(times.kinds) == 4
+    for curve in (*times.layer.values(), times.bare, times.head, times.wire):
+        assert len(curve) == ROWS
+        assert min(curve) >= 0.0
+    assert min(times.bare) > 0.0
+    assert sum(stage[0] for stage in times.stages((2, 2), wired=True)) > 0.0
