@@ -38,9 +38,9 @@ PLANS = {
 
 
 def trunk(work: Path) -> Path:
-    """The newest weights of the target: the finishing phase's, else the main phase's."""
-    finished = work / "finish" / "model.pt"
-    return finished if finished.exists() else work / "target" / "model.pt"
+    """The newest weights of the target: those of the last phase that has any."""
+    phases = (work / phase / "model.pt" for phase in ("finish", "longer", "target"))
+    return next(file for file in phases if file.exists())
 
 
 def load_target(work: Path) -> Qwen3_5ForCausalLM:
