@@ -1,9 +1,17 @@
 """The block drafters' training rows see what a drafter will see, and nothing later."""
 
+import json
+
 import pytest
 import torch
 
-from recipes.demo import block, distill, model, readings
+from outrider.core_types import Commit, Context
+from outrider.draft.block.drafter import BlockDrafter
+from outrider.draft.block.load import load_block
+from outrider.draft.choice import GreedyChooser
+from outrider.models.load import LoadOptions, load_decoder
+from outrider.ops.selftest import Kernels
+from recipes.demo import block, distill, model, packaging, parallel, readings
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +70,30 @@ def test_readings_are_what_the_target_says(target, tmp_path):
     torch.testing.assert_close(
         known.read(target, fresh)[0], readings.read(target, fresh, block.TAPS)[0]
     )
+
+
+@pytest.mark.parametrize("name", block.LAYOUTS)
+@torch.no_grad()
+def test_exported_drafters_draft_what_they_were_taught(target, name, tmp_path):
+    target.save_pretrained(tmp_path / "target")
+    decoder = load_decoder(tmp_path / "target", Kernels(exact=False), LoadOptions())
+    net = distill.BlockStudent(target, block.LAYOUTS[name], tmp_path)
+    for parameter in net.block.parameters():
+        parameter.copy_(parameter.bfloat16())
+    (tmp_path / name).mkdir()
+    torch.save(parallel.trained(net), tmp_path / name / "model.pt")
+    embedding = {packaging.TARGET_EMBEDDING: target.model.embed_tokens.weight.bfloat16()}
+    packaging.write(tmp_path, tmp_path, embedding, "0" * 64)
+    folder = tmp_path / name.replace("_", "-")
+    model = load_block(folder, decoder, Kernels(exact=False), name.split("_")[0])
+    features, tokens = torch.randn(30, len(block.TAPS) * 256), torch.arange(100, 131).tolist()
+    drafter = BlockDrafter(model, GreedyChooser(vocab_size=2048))
+    drafter.observe(Commit(position=0, tokens=tuple(tokens), features=features))
+    drafts = list(drafter.propose(Context(tokens), 8).tokens)
+    padded = torch.cat([features, torch.zeros(1, features.shape[1])])
+    hidden = net.rows(torch.tensor([tokens]), padded[None], torch.tensor([[30]]))[0, 0]
+    before = torch.tensor([tokens[30], *drafts[:-1]])
+    guessed, _ = net.guess(hidden[net.layout.first :], before)
+    assert drafts == guessed.argmax(-1).tolist()
+    assert len(drafts) == net.layout.drafts
+    assert json.loads((folder / "config.json").read_text())["outrider"]["target_sha256"] == "0" * 64
