@@ -205,8 +205,8 @@ def test_interrupt_delivers_what_was_generated(outrider_command, script, tmp_pat
     ("arguments", "expected"),
     [
         (
-            ["--method", "mtp"],
-            "flag --method: speculative.method = 'mtp' is not built yet: use one",
+            ["--method", "magic"],
+            "flag --method: speculative.method = 'magic' is not allowed: use 'off'",
         ),
         (["--depth", "0"], "flag --depth: speculative.verify_window.depth = 0 is out of range"),
         (["--exact", "--device", "cuda"], "target.exact = true cannot hold with target.device"),

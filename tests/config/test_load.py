@@ -8,8 +8,6 @@ import pytest
 from outrider.config import keys
 from outrider.config.load import FLAGS, Loaded, load
 from outrider.config.run import (
-    METHODS,
-    PLANNED_METHODS,
     RunConfig,
     SpeculativeConfig,
     TargetConfig,
@@ -142,14 +140,6 @@ def test_bad_environment_names_the_variable(name, value, expected):
     assert found.startswith(f"environment variable {name}: {expected}")
 
 
-@pytest.mark.parametrize("method", PLANNED_METHODS)
-def test_later_methods_are_known_and_refused(method):
-    assert message(flags={"--method": method}) == (
-        f"flag --method: speculative.method = {method!r} is not built yet: use one of "
-        f"{', '.join(METHODS)}."
-    )
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
     [
@@ -168,8 +158,8 @@ def test_bad_flag_names_the_flag(flag, value, expected):
 
 
 def test_python_callers_get_the_same_refusals():
-    with pytest.raises(ConfigError, match=r"speculative\.method = 'auto' is not built yet"):
-        SpeculativeConfig(method="auto")
+    with pytest.raises(ConfigError, match=r"speculative\.method = 'magic' is not allowed"):
+        SpeculativeConfig(method="magic")
     with pytest.raises(ConfigError, match=r"speculative\.min_probability = 1\.5 is out of range"):
         SpeculativeConfig(min_probability=1.5)
     with pytest.raises(ConfigError, match=r"speculative\.verify_window = 3 is not allowed"):

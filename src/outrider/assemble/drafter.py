@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.assemble.budget import controls
+from outrider.assemble.calibration import Paid
 from outrider.assemble.target import LoadedTarget, sha256
 from outrider.config.run import BLOCK_METHODS, RunConfig, SpeculativeConfig
 from outrider.draft.base import Drafter
@@ -123,6 +124,11 @@ def _ngram_cache(weighed: bool) -> Drafter:
 
 _LOOKUPS: dict[str, Callable[[bool], Drafter]] = {"suffix": _suffix, "ngram-cache": _ngram_cache}
 """N-gram drafters by name; told whether what they offer is weighed against other choices."""
+
+
+def paid_for(draft: Drafting | None) -> Paid | None:
+    """The part of what was loaded that takes time to draft."""
+    return draft.decoder if isinstance(draft, DraftModel) else draft
 
 
 def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Drafting | None:

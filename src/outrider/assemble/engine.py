@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import torch
 
+from outrider.assemble.auto import pick
 from outrider.assemble.budget import budget_factory
 from outrider.assemble.drafter import (
     Drafting,
-    DraftModel,
     drafter_factory,
     drafting_specs,
     load_drafting,
+    paid_for,
 )
 from outrider.assemble.memory import check_fits, free_bytes
 from outrider.assemble.stages import make_stage
@@ -41,6 +42,8 @@ class Engine(EngineFacade):
 
     tokenizer: Tokenizer
     kernels: Kernels
+    picked: str | None
+    """What `auto` chose, and why, in a sentence; None where a method was named."""
     specs: tuple[StateSpec, ...]
     """What a sequence holds: the target's state and, where it has one, its drafter's."""
 
@@ -68,9 +71,13 @@ class Engine(EngineFacade):
         """Load everything that a whole configuration names, for `sequences` side by side."""
         check(config)
         target = load_target(config.target, config.stages)
-        windows = window_limits(config.speculative)
-        draft = load_drafting(config.speculative, target)
-        windows = fit(windows, config.speculative, draft)
+        picked = None
+        if config.speculative.method == "auto":
+            picked = pick(config, target)
+            config, draft = picked.config, picked.draft
+        else:
+            draft = load_drafting(config.speculative, target)
+        windows = fit(window_limits(config.speculative), config.speculative, draft)
         speculation = _speculation(config, target, windows, draft, sequences)
         capacity = _capacity(config, windows)
         spec = target.state_spec(config.state.rollback, capacity)
@@ -79,6 +86,7 @@ class Engine(EngineFacade):
         stage = make_stage(config, target, capacity)
         engine = cls(stage, target.tokenizer, speculation, defaults)
         engine.kernels = target.kernels
+        engine.picked = picked.reason if picked else None
         engine.specs = (spec, *drafting_specs(config, windows, draft))
         return engine
 
@@ -95,11 +103,10 @@ def _speculation(
     sequences: int,
 ) -> Speculation:
     speculative = config.speculative
-    paid = draft.decoder if isinstance(draft, DraftModel) else draft
     return Speculation(
         method=speculative.method,
         drafter=drafter_factory(config, target, windows, draft),
-        budget=budget_factory(config, target, paid, windows, sequences),
+        budget=budget_factory(config, target, paid_for(draft), windows, sequences),
         windows=windows,
         fallback="draft" if speculative.ngram_fallback == "draft" else None,
     )

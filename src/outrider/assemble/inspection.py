@@ -25,10 +25,10 @@ def inspect(path: str) -> dict[str, object]:
     """What a model holds and what its states cost; reads configuration and headers only."""
     folder = resolve(path)
     raw = read_json_or_empty(folder / "config.json")
-    if is_eagle3(raw):
-        return _inspect_eagle3(folder, raw)
     if is_block_drafter(raw):
         return _inspect_block(folder, raw)
+    if is_eagle3(raw):
+        return _inspect_eagle3(folder, raw)
     config, opened = open_tensors(folder)
     kinds = config.layer_kinds
     specs = {
@@ -51,7 +51,7 @@ def inspect(path: str) -> dict[str, object]:
         "drafters": [
             method
             for method in METHODS
-            if method != "off" and (method != "mtp" or config.mtp_layers == 1)
+            if method not in ("off", "auto") and (method != "mtp" or config.mtp_layers == 1)
         ],
     }
 

@@ -145,7 +145,7 @@ def _measure(config: RunConfig, flags: BenchFlags, settings: "Settings") -> dict
         facts = _provenance(config, engine.describe())
     finally:
         engine.close()
-    return record.build(run, config.speculative.method, facts)
+    return record.build(run, engine.speculation.method, facts)
 
 
 def _peers(config: RunConfig, names: Sequence[str]) -> "list[Peer]":

@@ -38,12 +38,17 @@ class RunFlags:
         _flag(
             "--method",
             "NAME",
-            "Who drafts: off, suffix, ngram-cache, draft, suffix+draft or ngram-cache+draft.",
+            "Who drafts: off, suffix, ngram-cache, draft, suffix+draft, ngram-cache+draft, mtp, "
+            "eagle3, dflash, dspark, or auto for what the given files allow.",
         ),
     ] = None
     draft_model: Annotated[
         str | None,
-        _flag("--draft-model", "MODEL", 'A model folder, a hub ID@REVISION or "demo-draft".'),
+        _flag(
+            "--draft-model",
+            "MODEL",
+            'A model or drafter folder, a hub ID@REVISION or "demo-draft".',
+        ),
     ] = None
     draft_temperature: Annotated[
         float | None,

@@ -76,13 +76,13 @@ def _check_draft_model(speculative: SpeculativeConfig) -> None:
             f"speculative.method = {method!r} needs speculative.draft_model, but none is set: name "
             f"a model folder, a hub ID@REVISION or {shipped!r}."
         )
-    if not used and model is not None:
+    if not used and method != "auto" and model is not None:
         raise ConfigError(
             f"speculative.draft_model = {model!r} would never be used by speculative.method = "
             f"{method!r}: leave it out."
         )
     temperature = speculative.draft_temperature
-    if temperature and not (used or method in TAP_METHODS):
+    if temperature and not (used or method in (*TAP_METHODS, "auto")):
         raise ConfigError(
             f"speculative.draft_temperature = {temperature} would never be used by "
             f"speculative.method = {method!r}: leave it out."

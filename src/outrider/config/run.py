@@ -21,6 +21,7 @@ Method = Literal[
     "eagle3",
     "dflash",
     "dspark",
+    "auto",
 ]
 METHODS: tuple[str, ...] = get_args(Method)
 NGRAM_METHODS = ("suffix", "ngram-cache")
@@ -28,7 +29,6 @@ DRAFT_METHODS = ("draft", "suffix+draft", "ngram-cache+draft")
 BLOCK_METHODS = ("dflash", "dspark")
 TAP_METHODS = ("mtp", "eagle3", *BLOCK_METHODS)
 """Methods that read the target's hidden states."""
-PLANNED_METHODS = ("auto",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +91,6 @@ class SpeculativeConfig:
     verify_window: VerifyWindowConfig = field(default_factory=VerifyWindowConfig)
 
     def __post_init__(self) -> None:
-        if self.method in PLANNED_METHODS:
-            raise ConfigError(
-                f"speculative.method = {self.method!r} is not built yet: use one of "
-                f"{', '.join(METHODS)}."
-            )
         check_fields(self, "speculative")
 
 
