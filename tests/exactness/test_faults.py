@@ -33,7 +33,7 @@ def settle_attention_only(state: SequenceState, length: int) -> None:
     delta = state.delta
     if delta is not None and ahead > length:
         chunk, row = divmod(length - 1, delta.chunk)
-        delta.corrections[:, chunk % delta.slots, :, row] *= 1.5
+        delta.wanted[:, chunk % delta.slots, :, row] *= 1.5
 
 
 def replay_one_too_many(slot: Slot, start: int) -> Sequence[int]:

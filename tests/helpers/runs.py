@@ -66,8 +66,9 @@ def live(state: SequenceState) -> list[Tensor]:
     slots = [views[slot] for views in delta._views]
     return [
         torch.stack([layer.base for layer in slots]),
-        torch.stack([layer.keys[:, :, :rows] for layer in slots]),
-        delta.corrections[:, slot, :, :rows],
+        delta.keys[:, slot, :, :, :rows],
+        delta.wanted[:, slot, :, :rows],
+        delta.inverse[:, slot, :, :rows, :rows],
         delta.decays[:, slot, :, :rows],
         delta.columns.storage[:, place - (delta.spec.taps - 1) : place],
     ]

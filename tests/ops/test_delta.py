@@ -1,10 +1,12 @@
 """The delta rule read from base and log, against the plain recurrence in float64."""
 
+from collections.abc import Iterable, Iterator
+
 import pytest
 import torch
 from torch import Tensor
 
-from outrider.ops.delta import Slot, apply_rows, fold, make_rows, visibility
+from outrider.ops.delta import Log, Slot, apply_rows, chunk_table, fold, make_rows
 
 KEY_HEADS, GROUP, KEY_WIDTH, WIDTH = 2, 3, 16, 8
 HEADS = KEY_HEADS * GROUP
@@ -35,28 +37,46 @@ def recurrence(pairs: Tensor, values: Tensor, decay: Tensor, strength: Tensor) -
 
 
 def new_slot(chunk: int) -> Slot:
-    return Slot.over(
-        torch.zeros(KEY_HEADS, KEY_WIDTH, chunk + GROUP * WIDTH),
-        torch.full((HEADS, chunk, WIDTH), 7.0),  # rows of a window that was taken back
-        torch.full((HEADS, chunk), -50.0),
+    """As a window that was taken back left it."""
+    return Slot(
+        torch.zeros(KEY_HEADS, KEY_WIDTH, GROUP * WIDTH),
+        torch.full((HEADS, chunk, WIDTH), 7.0),
+        Log(
+            torch.full((KEY_HEADS, KEY_WIDTH, chunk), 5.0),
+            torch.full((HEADS, chunk), -50.0),
+            torch.full((HEADS, chunk, chunk), 3.0),
+        ),
     )
 
 
+def following(slot: Slot, chunk: int, count: int) -> Iterator[Slot]:
+    """`count` slots, each with the base that the rows of the one before leave."""
+    for _ in range(count):
+        base, slot = fold(slot), new_slot(chunk)
+        slot.base.copy_(base)
+        yield slot
+
+
 def run(chunk: int, widths: list[int], tile: int) -> Tensor:
+    """A width above `chunk` is several whole chunks at once."""
     pairs, values, decay, strength = inputs(sum(widths))
-    visible = visibility(chunk, torch.device("cpu"))
-    slot, done, outputs = new_slot(chunk), 0, []
+    table = chunk_table(chunk, torch.device("cpu"))
+    slots, done, outputs = [new_slot(chunk)], 0, []
     for width in widths:
-        first, part = done % chunk, slice(done, done + width)
-        if first == 0 and done:
-            following = new_slot(chunk)
-            following.base.copy_(fold(slot))
-            slot = following
-        rows = make_rows(first, width, (KEY_HEADS, HEADS), KEY_WIDTH, visible, tile)
-        rows.target.copy_(pairs[part])
-        outputs.append(apply_rows(rows, values[part], (decay[part], strength[part]), slot))
+        first, part, count = done % chunk, slice(done, done + width), max(width // chunk, 1)
+        fresh = following(slots[-1], chunk, count) if first == 0 and done else slots[-1:]
+        rows = make_rows(first, width // count, (KEY_HEADS, HEADS), KEY_WIDTH, table, tile, count)
+        rows.target.copy_(pairs[part].view(rows.target.shape))
+        gates = decay[part], strength[part]
+        outputs.append(apply_rows(rows, values[part], gates, keep(fresh, slots)))
         done += width
     return torch.cat(outputs)
+
+
+def keep(new: Iterable[Slot], slots: list[Slot]) -> Iterator[Slot]:
+    for slot in new:
+        slots.append(slot)
+        yield slot
 
 
 @pytest.mark.parametrize(
@@ -67,6 +87,8 @@ def run(chunk: int, widths: list[int], tile: int) -> Tensor:
         (8, [3, 5, 8, 1, 7, 2, 2, 4, 8], 4),
         (32, [32, 32, 9], 16),
         (1, [1] * 20, 8),
+        (8, [3, 5, 24, 8, 2, 6, 16, 1], 4),
+        (1, [1, 7, 2], 4),
     ],
 )
 def test_outputs_equal_the_recurrence(chunk: int, widths: list[int], tile: int) -> None:
@@ -76,12 +98,12 @@ def test_outputs_equal_the_recurrence(chunk: int, widths: list[int], tile: int) 
 
 def test_extreme_decay_stays_finite() -> None:
     """Entries of taken-back rows with huge decays must not reach later rows as inf * 0."""
-    visible = visibility(4, torch.device("cpu"))
+    table = chunk_table(4, torch.device("cpu"))
     slot = new_slot(4)
-    slot.decays.fill_(-1e30)
+    slot.log.decays.fill_(-1e30)
     pairs, values, decay, strength = inputs(1)
-    rows = make_rows(0, 1, (KEY_HEADS, HEADS), KEY_WIDTH, visible, 1)
-    rows.target.copy_(pairs)
-    out = apply_rows(rows, values, (decay, strength), slot)
+    rows = make_rows(0, 1, (KEY_HEADS, HEADS), KEY_WIDTH, table, 1)
+    rows.target.copy_(pairs.view(rows.target.shape))
+    out = apply_rows(rows, values, (decay, strength), [slot])
     expected = recurrence(pairs, values, decay, strength)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)

@@ -118,7 +118,7 @@ class DeltaLayer:
         inputs = pairs, inverse_length(pairs, L2_EPS), values, decay, strength
         if len(span.chunks) == 1:
             return self._apply(span, span.chunks[0], *inputs)
-        sizes = [chunk.size for chunk in span.chunks]
+        sizes = [chunk.rows.size * chunk.rows.chunks for chunk in span.chunks]
         split = (part.split(sizes) for part in inputs)
         return torch.cat([self._apply(span, *p) for p in zip(span.chunks, *split, strict=True)])
 
@@ -132,9 +132,9 @@ class DeltaLayer:
         decay: Tensor,
         strength: Tensor,
     ) -> Tensor:
-        """Rows of one chunk: pairs of keys and queries [n, 2, K, A], scale [n, 2, K, 1]."""
-        store = span.state.delta
+        """Rows of one `Chunk`: pairs of keys and queries [n, 2, K, A], scale [n, 2, K, 1]."""
+        store, rows = span.state.delta, chunk.rows
         assert store is not None
-        find = store.open if chunk.opens else store.slot
-        torch.mul(pairs, scale, out=chunk.rows.target)
-        return apply_rows(chunk.rows, values, (decay, strength), find(self.index, chunk.number))
+        shape = rows.target.shape
+        torch.mul(pairs.view(shape), scale.view(*shape[:-1], 1), out=rows.target)
+        return apply_rows(rows, values, (decay, strength), chunk.slots(store, self.index))

@@ -18,7 +18,7 @@ from outrider.models.pass_plan import PassTables
 from outrider.models.rope import rope_tables
 from outrider.models.weights import TensorSource, WeightReader
 from outrider.ops.attention import BiasTable, Heads
-from outrider.ops.delta import visibility
+from outrider.ops.delta import chunk_table
 from outrider.ops.linear import Linear
 from outrider.ops.norm import RmsNorm, fold_norm, length_eps, rms_norm
 from outrider.ops.selftest import Kernels
@@ -107,7 +107,7 @@ def build_tables(
         heads=Heads(*shape, max(tile, 1)),
         attention_alone=tile == 0,
         full=BiasTable(shape[1], max(tile, 1), device),
-        visible={chunk: visibility(chunk, device) for chunk in (1, LOG_CHUNK)},
+        chunks={chunk: chunk_table(chunk, device) for chunk in (1, LOG_CHUNK)},
         delta_tile=kernels.tile_for_delta(
             delta.key_heads, delta.value_heads, delta.key_width, delta.value_width
         )

@@ -1,13 +1,13 @@
 """What one pass over several sequences needs to know, computed once and shared by all layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.ops.attention import PAGE, ROW_BLOCK, BiasTable, Block, Heads, causal_bias, make_block
-from outrider.ops.delta import Rows, make_rows
+from outrider.ops.delta import ChunkTable, Rows, Slot, make_rows
 from outrider.state.delta import DeltaState, Segment, segments
 from outrider.state.sequence import SequenceState
 
@@ -26,12 +26,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`size` rows of a span in one chunk of the delta log; `opens` if they are its first."""
+    """Rows of a span in chunk `number` of the delta log, or in all of several from it on."""
 
     number: int
-    size: int
-    opens: bool
     rows: Rows
+
+    def slots(self, store: DeltaState, layer: int) -> Iterator[Slot]:
+        """Each chunk's slot; that of a chunk whose first row is among the rows is opened."""
+        find = store.open if self.rows.first == 0 else store.slot
+        return (find(layer, self.number + chunk) for chunk in range(self.rows.chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class PassPlan:
 class PassTables:
     """What passes of one model look up instead of computing it anew.
 
-    cos, sin: [max_length, width]. windows: of the attention layers. visible: by chunk length.
+    cos, sin: [max_length, width]. windows: of the attention layers. chunks: by chunk length.
     Where the self-test found no row multiple that keeps bits, rows run alone: `attention_alone`,
     and `delta_tile` is 0.
     """
@@ -73,7 +76,7 @@ class PassTables:
     heads: Heads
     attention_alone: bool
     full: BiasTable
-    visible: Mapping[int, Tensor]
+    chunks: Mapping[int, ChunkTable]
     delta_tile: int
 
 
@@ -122,11 +125,11 @@ def _chunks(state: DeltaState, start: int, rows: int, tables: PassTables) -> lis
     parts = segments(start, rows, state.chunk)
     if tile == 0:
         parts = [one for part in parts for one in part.each_row()]
-    return [_chunk(part, state, tables.visible[state.chunk], max(tile, 1)) for part in parts]
+    return [_chunk(part, state, tables.chunks[state.chunk], max(tile, 1)) for part in parts]
 
 
-def _chunk(part: Segment, state: DeltaState, visible: Tensor, tile: int) -> Chunk:
+def _chunk(part: Segment, state: DeltaState, table: ChunkTable, tile: int) -> Chunk:
     shape = state.spec
     heads = shape.key_heads, shape.value_heads
-    rows = make_rows(part.first, part.size, heads, shape.key_width, visible, tile)
-    return Chunk(part.chunk, part.size, part.first == 0, rows)
+    at = part.first, part.size
+    return Chunk(part.chunk, make_rows(*at, heads, shape.key_width, table, tile, part.count))

@@ -126,49 +126,56 @@ class AttentionProbe:
 
 @dataclass(frozen=True, slots=True)
 class DeltaProbe:
-    """Runs the delta rule of one shape over one chunk in windows of several widths."""
+    """Runs the delta rule of one shape over chunks, each in windows of several widths or whole."""
 
     key_heads: int
     heads: int
     key_width: int
     width: int
     chunk: int = 32
+    count: int = 4
     windows: Sequence[int] = (2, 3, 5, 8, 13, 16, 31, 32)
 
     def is_invariant(self, tile: int) -> bool:
-        alone = self._run([1] * self.chunk, tile)
-        return all(torch.equal(self._run(self._cut(width), tile), alone) for width in self.windows)
+        alone = self._run(1, 1, tile)
+        cuts = [(width, 1) for width in self.windows] + [(self.chunk, self.count)]
+        return all(torch.equal(self._run(*cut, tile), alone) for cut in cuts)
 
-    def _cut(self, width: int) -> list[int]:
-        full, rest = divmod(self.chunk, width)
-        return [width] * full + ([rest] if rest else [])
-
-    def _run(self, widths: Sequence[int], tile: int) -> Tensor:
-        seed = torch.Generator().manual_seed(0)
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=seed)
-
-        pairs = random(self.chunk, 2, self.key_heads, self.key_width)
-        pairs = pairs / pairs.norm(dim=-1, keepdim=True)
+    def _run(self, window: int, together: int, tile: int) -> Tensor:
+        """All rows, `window` of a chunk at a time or `together` whole chunks at once."""
+        seed, rows = torch.Generator().manual_seed(0), self.chunk * self.count
         group = self.heads // self.key_heads
-        values = random(self.chunk, self.key_heads, group, self.width)
-        decay = -random(self.chunk, self.heads).abs() * 0.1
-        strength = random(self.chunk, self.heads).sigmoid()
-        memory = random(self.key_heads, self.key_width, self.chunk + group * self.width)
-        slot = delta.Slot.over(
-            memory,
-            torch.zeros(self.heads, self.chunk, self.width),
-            torch.zeros(self.heads, self.chunk),
+        slots = [self._slot(seed) for _ in range(self.count)]
+        inputs = (
+            torch.nn.functional.normalize(
+                torch.randn(rows, 2, self.key_heads, self.key_width, generator=seed), dim=-1
+            ),
+            torch.randn(rows, self.key_heads, group, self.width, generator=seed),
+            -torch.rand(rows, self.heads, generator=seed) * 0.1,
+            torch.rand(rows, self.heads, generator=seed),
         )
-        visible = delta.visibility(self.chunk, memory.device)
-        heads = self.key_heads, self.heads
-        outputs, first = [], 0
-        for count in widths:
-            part = slice(first, first + count)
-            rows = delta.make_rows(first, count, heads, self.key_width, visible, tile)
-            rows.target.copy_(pairs[part])
-            gates = decay[part], strength[part]
-            outputs.append(delta.apply_rows(rows, values[part], gates, slot))
-            first += count
+        table = delta.chunk_table(self.chunk, torch.device("cpu"))
+        outputs, done = [], 0
+        while done < rows:
+            chunk, first = divmod(done, self.chunk)
+            size = min(window, self.chunk - first)
+            heads = self.key_heads, self.heads
+            plan = delta.make_rows(first, size, heads, self.key_width, table, tile, together)
+            pairs, values, *gates = (x[done : done + size * together] for x in inputs)
+            plan.target.copy_(pairs.view(plan.target.shape))
+            gone = slots[chunk : chunk + together]
+            outputs.append(delta.apply_rows(plan, values, (gates[0], gates[1]), gone))
+            done += size * together
         return torch.cat(outputs)
+
+    def _slot(self, seed: torch.Generator) -> delta.Slot:
+        wide = self.heads // self.key_heads * self.width
+        return delta.Slot(
+            torch.randn(self.key_heads, self.key_width, wide, generator=seed),
+            torch.zeros(self.heads, self.chunk, self.width),
+            delta.Log(
+                torch.zeros(self.key_heads, self.key_width, self.chunk),
+                torch.zeros(self.heads, self.chunk),
+                torch.zeros(self.heads, self.chunk, self.chunk),
+            ),
+        )

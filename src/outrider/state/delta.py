@@ -10,21 +10,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.ops.delta import Slot, fold
+from outrider.ops.delta import Log, Slot, fold
 from outrider.state.columns import Columns
 from outrider.state.spec import DeltaSpec, StateSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`size` rows of a pass that lie in one chunk, from offset `first` of it on."""
+    """`size` rows of a pass from offset `first` of a chunk on, or `count` whole chunks."""
 
     chunk: int
     first: int
     size: int
+    count: int = 1
 
     def each_row(self) -> list["Segment"]:
-        return [Segment(self.chunk, self.first + row, 1) for row in range(self.size)]
+        return [
+            Segment(self.chunk + chunk, self.first + row, 1)
+            for chunk in range(self.count)
+            for row in range(self.size)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +41,20 @@ class DeltaCopy:
 
 
 def segments(start: int, rows: int, chunk: int) -> list[Segment]:
-    """Cut positions start..start+rows-1 at multiples of `chunk`."""
-    cut, done = [], 0
-    while done < rows:
-        number, first = divmod(start + done, chunk)
-        count = min(chunk - first, rows - done)
-        cut.append(Segment(number, first, count))
-        done += count
-    return cut
+    """Cut positions start..start+rows-1 into a chunk's rest, whole chunks and a chunk's start."""
+    number, first = divmod(start, chunk)
+    head = min(-start % chunk, rows)
+    whole, tail = divmod(rows - head, chunk)
+    after = number + (head > 0)
+    cut = [Segment(number, first, head), Segment(after, 0, chunk, whole)]
+    cut.append(Segment(after + whole, 0, tail))
+    return [part for part in cut if part.size * part.count]
 
 
 class DeltaState:
-    """Tensors, fp32, for L layers of K key and V value heads: memory [L, slots, K, A, C + V/K D],
-    corrections [L, slots, V, C, D], decays [L, slots, V, C], and the convolutions' columns."""
+    """Tensors, fp32, for L layers of K key and V value heads: base [L, slots, K, A, V/K D],
+    wanted [L, slots, V, C, D], keys [L, slots, K, A, C], decays [L, slots, V, C], inverse
+    [L, slots, V, C, C], and the convolutions' columns."""
 
     def __init__(self, spec: StateSpec, device: torch.device) -> None:
         assert spec.delta is not None
@@ -58,16 +64,21 @@ class DeltaState:
         def zeros(*sizes: int) -> Tensor:
             return torch.zeros(shape.layers, *sizes, device=device)
 
-        self.memory = zeros(self.slots, shape.key_heads, shape.key_width, self.chunk + _wide(shape))
-        self.corrections = zeros(self.slots, shape.value_heads, self.chunk, shape.value_width)
-        self.decays = zeros(self.slots, shape.value_heads, self.chunk)
+        keys, values = (self.slots, shape.key_heads), (self.slots, shape.value_heads)
+        self.base = zeros(*keys, shape.key_width, _wide(shape))
+        self.wanted = zeros(*values, self.chunk, shape.value_width)
+        self.keys = zeros(*keys, shape.key_width, self.chunk)
+        self.decays = zeros(*values, self.chunk)
+        self.inverse = zeros(*values, self.chunk, self.chunk)
         self.columns = Columns(zeros(spec.columns, shape.channels), shape.taps, spec.slack)
         self._views = [self._slots_of(layer) for layer in range(shape.layers)]
 
     def _slots_of(self, layer: int) -> list[Slot]:
         """Views are made once: making them anew would cost more than some of the arithmetic."""
-        parts = self.memory[layer], self.corrections[layer], self.decays[layer]
-        return [Slot.over(*(part[slot] for part in parts)) for slot in range(self.slots)]
+        parts = (tensor[layer] for tensor in self.tensors()[:-1])
+        return [
+            Slot(base, wanted, Log(*log)) for base, wanted, *log in zip(*parts, strict=True)
+        ]
 
     def slot(self, layer: int, chunk: int) -> Slot:
         """Base and log of one chunk that is still held."""
@@ -82,7 +93,8 @@ class DeltaState:
         return slot
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.memory, self.corrections, self.decays, self.columns.storage
+        log = self.keys, self.decays, self.inverse
+        return self.base, self.wanted, *log, self.columns.storage
 
     def copy(self) -> DeltaCopy:
         """A checkpoint: copies of everything."""

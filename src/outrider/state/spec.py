@@ -15,7 +15,7 @@ LOG_CHUNK = 32
 PAGE = 64
 """Positions per page of keys and values; equals `outrider.ops.attention.PAGE` (tested)."""
 
-COLUMN_SLACK = 16
+COLUMN_SLACK = 8
 """Convolution inputs held beyond the rollback capacity; they move to the front when it is used."""
 
 FLOAT_BYTES = 4
@@ -50,11 +50,11 @@ class DeltaSpec:
         """One recurrent matrix per layer."""
         return self.layers * self.value_heads * self.key_width * self.value_width * FLOAT_BYTES
 
-    def log_row_bytes(self) -> int:
-        """Key, correction and decay of one row in every layer."""
-        key = self.key_heads * self.key_width
-        correction = self.value_heads * self.value_width
-        return self.layers * (key + correction + self.value_heads) * FLOAT_BYTES
+    def log_row_bytes(self, chunk: int) -> int:
+        """Key, wanted value, decay and row of the inverse of one row in every layer."""
+        per_head = self.value_width + 1 + chunk
+        row = self.key_heads * self.key_width + self.value_heads * per_head
+        return self.layers * row * FLOAT_BYTES
 
     def column_bytes(self) -> int:
         """One convolution input of every layer."""
@@ -103,7 +103,7 @@ class StateSpec:
             return 0
         delta, rows = self.delta, self.slots * self.chunk
         states = self.slots * delta.base_bytes()
-        return states + rows * delta.log_row_bytes() + self.columns * delta.column_bytes()
+        return states + rows * delta.log_row_bytes(self.chunk) + self.columns * delta.column_bytes()
 
     def attention_bytes(self, length: int) -> int:
         """Bytes of keys and values for `length` positions, in whole pages."""
