@@ -41,7 +41,7 @@ def new_slot(chunk: int) -> Slot:
     return Slot(
         torch.zeros(KEY_HEADS, KEY_WIDTH, GROUP * WIDTH),
         torch.full((HEADS, chunk, WIDTH), 7.0),
-        Log(
+        Log.over(
             torch.full((KEY_HEADS, KEY_WIDTH, chunk), 5.0),
             torch.full((HEADS, chunk), -50.0),
             torch.full((HEADS, chunk, chunk), 3.0),

@@ -89,22 +89,20 @@ class DeltaLayer:
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
         """x [N, hidden] of unit rows; returns [N, hidden]. Writes the log and columns."""
-        channels, heads = self.config.channels, self.config.value_heads
+        size, channels, heads = self.value_size, self.config.channels, self.config.value_heads
         projected = self.project(x).float()
-        mixed, gates = projected.split([channels, self.value_size + 2 * heads], 1)
-        opened, faded = torch.exp(gates).split([self.value_size + heads, heads], 1)
-        opened.add_(ONE)
-        strength = opened.narrow(1, self.value_size, heads).reciprocal()
+        grown = torch.exp(projected.narrow(1, channels, size + 2 * heads))
         # softplus(a) is log1p(exp(a)), which stays finite for as long as exp(a) does
-        decay = torch.minimum(faded, LARGEST).log1p_().mul_(self.rate)
-        parts = [
-            self._mix(*part)
-            for part in zip(*map(plan.split, (mixed, strength, decay)), plan.spans, strict=True)
-        ]
+        faded = torch.minimum(grown.narrow(1, size + heads, heads), LARGEST)
+        decay = faded.log1p_().mul_(self.rate)
+        grown.add_(ONE)
+        strength = grown.narrow(1, size, heads).reciprocal()
+        inputs = map(plan.split, (projected.narrow(1, 0, channels), strength, decay))
+        parts = [self._mix(*part) for part in zip(*inputs, plan.spans, strict=True)]
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
-        gate = gates.narrow(1, 0, self.value_size) / opened.narrow(1, 0, self.value_size)
+        gate = projected.narrow(1, channels, size) / grown.narrow(1, 0, size)
         normed = unit_rows(outputs, self.eps).reshape(gate.shape)
-        return self.out((normed * gate).to(x.dtype))
+        return self.out(gate.mul_(normed).to(x.dtype))
 
     def _mix(self, mixed: Tensor, strength: Tensor, decay: Tensor, span: SpanPlan) -> Tensor:
         """Convolution and delta rule of one span; [n, key heads, values per key, value width]."""
@@ -112,8 +110,9 @@ class DeltaLayer:
         assert store is not None
         mixed = causal_conv(store.columns.extend(self.index, span.start, mixed), self.conv)
         mixed = mixed / one_plus_exp(mixed)
-        pairs, values = mixed.split([2 * self.key_size, self.value_size], 1)
+        pairs = mixed.narrow(1, 0, 2 * self.key_size)
         pairs = pairs.view(rows, 2, config.key_heads, config.key_width)
+        values = mixed.narrow(1, 2 * self.key_size, self.value_size)
         values = values.view(rows, config.key_heads, -1, config.value_width)
         inputs = pairs, inverse_length(pairs, L2_EPS), values, decay, strength
         if len(span.chunks) == 1:

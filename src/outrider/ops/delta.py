@@ -26,28 +26,26 @@ from torch import Tensor
 
 from outrider.ops.rows import padded_rows
 
-HIDDEN = float("-inf")
+LEAST = -80.0
+"""Decays between two rows are cut here: a weight of 2e-35 is nothing, while exp takes thirty times
+as long where its result is denormal, and ten times where it is zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What rows leave behind whatever the base: keys [K, A, C], decays [V, C], inverse [V, C, C]."""
+    """What rows leave behind whatever the base: keys [K, A, C], decays [V, C], inverse [V, C, C].
+
+    rows: the inverse by row, C views [V, 1, C].
+    """
 
     keys: Tensor
     decays: Tensor
     inverse: Tensor
+    rows: tuple[Tensor, ...]
 
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.keys, self.decays, self.inverse
-
-    def split(self, chunks: int) -> list["Log"]:
-        """The logs of `chunks` chunks whose heads stand behind each other."""
-        return [Log(*parts) for parts in zip(*(t.chunk(chunks) for t in self.tensors), strict=True)]
-
-    def copy_(self, other: "Log") -> None:
-        for mine, new in zip(self.tensors, other.tensors, strict=True):
-            mine.copy_(new)
+    @classmethod
+    def over(cls, keys: Tensor, decays: Tensor, inverse: Tensor) -> "Log":
+        return cls(keys, decays, inverse, inverse.split(1, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +58,26 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """What rows at each offset of a chunk see, and `units`, the rows [1, C] of the unit matrix.
+
+    visible: 0 or 1, [2, C, C]; [0] is for the inverse (strictly earlier entries), [1] for outputs
+    (own entry included).
+    """
+
+    visible: Tensor
+    units: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """n rows at offset `first` of one chunk, or of each of `chunks`; with scratch for all layers.
 
-    visible: [2, n, C] and units: n rows [1, C], both from a `ChunkTable`. both: [N K, M, A], zero in the padding; `target` is its
-    part [N, n, 2, K, A] that a layer fills with normalised keys and queries, `keys` the part
-    [N K, A, n]. weights: [N K, r, 2, n, C] in zeroed scratch, of which `solving` is the first half
-    [N V, n, C] and `mixing` the second one with its padding [N V, padded n, C].
+    visible: [2, n, C] and units: n rows [1, C], from the `ChunkTable`. both: [N K, M, A], zero in
+    the padding; `target` is its part [N, n, 2, K, A] that a layer fills with normalised keys and
+    queries, `keys` the part [N K, A, n]. weights: [N K, r, 2, n, C] in zeroed scratch, of which
+    `solving` is the first half [N V, n, C], `equations` its n rows [N V, 1, C], and `mixing` the
+    second half with its padding [N V, padded n, C]. log: several chunks are weighed in it.
     """
 
     first: int
@@ -79,37 +90,15 @@ class Rows:
     keys: Tensor
     weights: Tensor
     solving: Tensor
+    equations: tuple[Tensor, ...]
     mixing: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """How rows of one chunk read base and log: both [K, M, A], faded (exp G) [K, 1, n, r, 1] and
-    mixing [V, padded n, C], the weights of `wanted` in their outputs."""
-
-    both: Tensor
-    faded: Tensor
-    mixing: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTable:
-    """What rows at each offset of a chunk see, and `units`, the rows [1, C] of the unit matrix.
-
-    visible: 0 or -inf, [2, C, C]; [0] is for the inverse (strictly earlier entries), [1] for
-    outputs (own entry included).
-    """
-
-    visible: Tensor
-    units: tuple[Tensor, ...]
+    log: Log | None
 
 
 def chunk_table(chunk: int, device: torch.device) -> ChunkTable:
-    offsets = torch.arange(chunk, device=device)
-    later = offsets[None, :] - offsets[:, None]
-    hidden = torch.stack([later >= 0, later > 0])
-    visible = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, HIDDEN)
-    return ChunkTable(visible, torch.eye(chunk, device=device).split(1))
+    unit = torch.eye(chunk, device=device)
+    reached = torch.ones_like(unit).tril()
+    return ChunkTable(torch.stack([reached - unit, reached]), unit.split(1))
 
 
 def make_rows(
@@ -122,24 +111,31 @@ def make_rows(
     chunks: int = 1,
 ) -> Rows:
     """`size` rows from offset `first` on of each of `chunks`; heads K and V, `width` A."""
-    key_heads, value_heads = heads
-    visible = table.visible.narrow(1, first, size)
-    both = visible.new_zeros(chunks * key_heads, padded_rows(2 * size, tile), width)
-    target = both.narrow(1, 0, 2 * size).view(chunks, key_heads, 2, size, width)
-    scratch = visible.new_zeros(chunks * value_heads, 2, padded_rows(size, tile), visible.shape[2])
+    key_heads, value_heads = (chunks * count for count in heads)
+    zeros, chunk = table.visible.new_zeros, len(table.units)
+    both = zeros(key_heads, padded_rows(2 * size, tile), width)
+    target = both.narrow(1, 0, 2 * size).view(chunks, heads[0], 2, size, width)
+    scratch = zeros(value_heads, 2, padded_rows(size, tile), chunk)
     used = scratch.narrow(2, 0, size)
+    solving = used.select(1, 0)
+    log = None
+    if chunks > 1:
+        inverse = zeros(value_heads, chunk, chunk)
+        log = Log.over(zeros(key_heads, width, chunk), zeros(value_heads, chunk), inverse)
     return Rows(
         first,
         size,
         chunks,
-        visible,
+        table.visible.narrow(1, first, size),
         table.units[first : first + size],
         both,
         target.permute(0, 3, 2, 1, 4),
         both.narrow(1, 0, size).transpose(1, 2),
-        used.unflatten(0, (chunks * key_heads, -1)),
-        used.select(1, 0),
+        used.unflatten(0, (key_heads, -1)),
+        solving,
+        solving.split(1, 1),
         scratch.select(1, 1),
+        log,
     )
 
 
@@ -153,8 +149,8 @@ def fold(slot: Slot) -> Tensor:
     weighted = corrections.mul_(torch.exp(end - total).unsqueeze(-1))
     weighted = weighted.view(key_heads, -1, chunk, wide * key_heads // heads).transpose(1, 2)
     share = end.exp().view(key_heads, 1, -1, 1)
-    carried = (slot.base.unflatten(2, (share.shape[2], -1)) * share).reshape(slot.base.shape)
-    return torch.baddbmm(carried, slot.log.keys, weighted.reshape(key_heads, chunk, wide))
+    carried = (slot.base.unflatten(2, (share.shape[2], -1)) * share).view(slot.base.shape)
+    return carried.baddbmm_(slot.log.keys, weighted.reshape(key_heads, chunk, wide))
 
 
 def apply_rows(
@@ -167,17 +163,19 @@ def apply_rows(
     one before is complete. Returns [N n, K, r, D].
     """
     decay, strength = (_by_head(gate, rows.chunks) for gate in gates)
-    if rows.chunks == 1:
+    if rows.log is None:
         (slot,) = slots
-        return _read(rows.first, _weigh(rows, decay, strength, slot.log), values, gates[1], slot)
-    log = _new_log(rows)
-    weighed = _weigh(rows, decay, strength, log)
-    parts = (t.chunk(rows.chunks) for t in (weighed.both, weighed.faded, weighed.mixing))
-    each = zip(*parts, values.split(rows.size), gates[1].split(rows.size), strict=True)
+        faded, mixing = _weigh(rows, decay, strength, slot.log)
+        return _read(rows.first, rows.both, faded, mixing, values, gates[1], slot)
+    weighed = _weigh(rows, decay, strength, rows.log)
+    log = rows.log.keys, rows.log.decays, rows.log.inverse
+    parts = (part.chunk(rows.chunks) for part in (*log, rows.both, *weighed, values, gates[1]))
     outputs = []
-    for slot, part, (*read, value, b) in zip(slots, log.split(rows.chunks), each, strict=True):
-        slot.log.copy_(part)
-        outputs.append(_read(rows.first, Weighed(*read), value, b, slot))
+    for slot, keys, decays, inverse, *reading in zip(slots, *parts, strict=True):
+        slot.log.keys.copy_(keys)
+        slot.log.decays.copy_(decays)
+        slot.log.inverse.copy_(inverse)
+        outputs.append(_read(0, *reading, slot))
     return torch.cat(outputs)
 
 
@@ -188,48 +186,42 @@ def _by_head(gate: Tensor, chunks: int) -> Tensor:
     return gate.view(chunks, -1, gate.shape[1]).transpose(1, 2).flatten(0, 1)
 
 
-def _new_log(rows: Rows) -> Log:
-    """Room for whole chunks; what is not written yet must be finite."""
-    heads, chunk, width = rows.solving.shape[0], rows.solving.shape[2], rows.both.shape[2]
-    zeros = rows.both.new_zeros
-    return Log(
-        zeros(rows.both.shape[0], width, chunk), zeros(heads, chunk), zeros(heads, chunk, chunk)
-    )
-
-
-def _weigh(rows: Rows, decay: Tensor, strength: Tensor, log: Log) -> Weighed:
-    """Write keys, decays [V, n] and rows of the inverse to the log."""
+def _weigh(rows: Rows, decay: Tensor, strength: Tensor, log: Log) -> tuple[Tensor, Tensor]:
+    """Write keys, decays [V, n] and rows of the inverse to the log. Returns how far the base has
+    faded, exp(G) [K, 1, n, r, 1], and the weights of `wanted` in outputs [V, padded n, C]."""
     key_heads, group, _, count, chunk = rows.weights.shape
     log.keys.narrow(2, rows.first, count).copy_(rows.keys)
     log.decays.narrow(1, rows.first, count).copy_(decay)
     summed = log.decays.cumsum(1)
     own = summed.narrow(1, rows.first, count).unsqueeze(2)
-    lag = (own - summed.unsqueeze(1)).unsqueeze(1) + rows.visible
+    lag = (own - summed.unsqueeze(1)).clamp_(LEAST, 0.0).exp_()
     similar = torch.bmm(rows.both, log.keys).narrow(1, 0, 2 * count)
-    similar = similar.view(key_heads, 1, 2, count, chunk)
-    torch.mul(lag.exp_().view(rows.weights.shape), similar, out=rows.weights)
-    _invert(rows.solving * strength.unsqueeze(2), rows, log.inverse)
+    similar = similar.view(key_heads, 1, 2, count, chunk).mul_(rows.visible)
+    torch.mul(lag.view(key_heads, group, 1, count, chunk), similar, out=rows.weights)
+    rows.solving.mul_(strength.unsqueeze(2))
+    places = log.rows[rows.first : rows.first + count]
+    for unit, equation, place in zip(rows.units, rows.equations, places, strict=True):
+        torch.sub(unit, torch.bmm(equation, log.inverse), out=place)
     faded = own.exp().view(key_heads, 1, group, count, 1).transpose(2, 3)
-    return Weighed(rows.both, faded, torch.bmm(rows.mixing, log.inverse))
+    return faded, torch.bmm(rows.mixing, log.inverse)
 
 
-def _invert(weights: Tensor, rows: Rows, inverse: Tensor) -> None:
-    """X_t = unit_t - weights_t @ X, row after row, written to the log. weights: [V, n, C]."""
-    places = inverse.narrow(1, rows.first, rows.size)
-    parts = rows.units, weights.split(1, 1), places.split(1, 1)
-    for unit, weight, place in zip(*parts, strict=True):
-        torch.sub(unit, torch.bmm(weight, inverse), out=place)
-
-
-def _read(first: int, rows: Weighed, values: Tensor, strength: Tensor, slot: Slot) -> Tensor:
+def _read(
+    first: int,
+    both: Tensor,
+    faded: Tensor,
+    mixing: Tensor,
+    values: Tensor,
+    strength: Tensor,
+    slot: Slot,
+) -> Tensor:
     """Outputs [n, K, r, D] of rows of one chunk with values [n, K, r, D] and strength [n, V]."""
     count, key_heads, group, width = values.shape
-    found = torch.bmm(rows.both, slot.base).narrow(1, 0, 2 * count)
-    found = found.view(key_heads, 2, count, group, width) * rows.faded
-    recalled, answer = found.unbind(1)
+    found = torch.bmm(both, slot.base).narrow(1, 0, 2 * count)
+    recalled, answer = (found.view(key_heads, 2, count, group, width) * faded).unbind(1)
     each = strength.view(count, key_heads, group, 1).transpose(0, 1)
     place = slot.wanted.narrow(1, first, count).view(key_heads, group, count, width)
     torch.mul(values.transpose(0, 1) - recalled, each, out=place.transpose(1, 2))
-    mixed = torch.bmm(rows.mixing, slot.wanted).narrow(1, 0, count)
+    mixed = torch.bmm(mixing, slot.wanted).narrow(1, 0, count)
     mixed = mixed.view(key_heads, group, count, width).transpose(1, 2)
     return torch.add(answer, mixed).transpose(0, 1)

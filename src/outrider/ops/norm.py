@@ -12,12 +12,15 @@ from torch import Tensor
 
 
 def inverse_length(x: Tensor, eps: Tensor) -> Tensor:
-    """1 / sqrt(sum of squares + eps) over the last axis of x, which stays with size 1; fp32."""
-    return (x * x).sum(-1, keepdim=True).add_(eps).rsqrt_()
+    """1 / sqrt(sum of squares + eps) over the last axis of fp32 x, which stays with size 1."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(eps, length, length).rsqrt_()
 
 
 def unit_rows(x: Tensor, eps: Tensor) -> Tensor:
     """x over its length along the last axis, computed in fp32; in x's dtype. eps: 0-dim."""
+    if x.dtype is torch.float32:  # a conversion that changes nothing costs as much as a product
+        return x * inverse_length(x, eps)
     wide = x.float()
     return (wide * inverse_length(wide, eps)).to(x.dtype)
 
@@ -36,8 +39,7 @@ class RmsNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., width]; computed in fp32, in x's dtype."""
-        wide = x.float()
-        return (wide * inverse_length(wide, self.eps)).mul_(self.scale).to(x.dtype)
+        return unit_rows(x.float(), self.eps).mul_(self.scale).to(x.dtype)
 
 
 def rms_norm(weight: Tensor, eps: float) -> RmsNorm:

@@ -173,7 +173,7 @@ class DeltaProbe:
         return delta.Slot(
             torch.randn(self.key_heads, self.key_width, wide, generator=seed),
             torch.zeros(self.heads, self.chunk, self.width),
-            delta.Log(
+            delta.Log.over(
                 torch.zeros(self.key_heads, self.key_width, self.chunk),
                 torch.zeros(self.heads, self.chunk),
                 torch.zeros(self.heads, self.chunk, self.chunk),

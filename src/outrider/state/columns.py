@@ -15,6 +15,7 @@ class Columns:
 
     def __init__(self, storage: Tensor, taps: int, slack: int) -> None:
         self.storage = storage
+        self._layers = storage.unbind()
         self.origin = 1 - taps
         self._history, self._slack = taps - 1, slack
 
@@ -38,7 +39,7 @@ class Columns:
 
         The result [taps - 1 + n, channels] is contiguous and valid until the next pass.
         """
-        held, rows, history = self.storage[layer], new.shape[0], self._history
+        held, rows, history = self._layers[layer], new.shape[0], self._history
         place = start - self.origin
         if place >= history:
             held.narrow(0, place, rows).copy_(new)

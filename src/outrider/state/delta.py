@@ -77,7 +77,7 @@ class DeltaState:
         """Views are made once: making them anew would cost more than some of the arithmetic."""
         parts = (tensor[layer] for tensor in self.tensors()[:-1])
         return [
-            Slot(base, wanted, Log(*log)) for base, wanted, *log in zip(*parts, strict=True)
+            Slot(base, wanted, Log.over(*log)) for base, wanted, *log in zip(*parts, strict=True)
         ]
 
     def slot(self, layer: int, chunk: int) -> Slot:
