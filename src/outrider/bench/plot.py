@@ -1,13 +1,16 @@
-"""Plots as inline SVG, coloured by the page's style (classes `s0`, `s1`, ...). Pure."""
+"""Plots as numbers: where lines and bars stand, for the page's template to draw. Pure."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
 WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 42
-BAR, GAP, LABEL = 20, 30, 15
+LEFT, RIGHT, TOP, BOTTOM = 46, 388, 12, 198
+ROW = 50
+
+Plot = dict[str, Any]
+"""`width`, `height`, `legend` [(name, style)], and either what `chart` or what `bars` adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,93 +43,72 @@ def ticks(high: float, most: int = 5) -> list[float]:
     return [step * index for index in range(math.ceil(high / step - 1e-9) + 1)]
 
 
-def chart(series: Sequence[Series], x_name: str, y_name: str, percent: bool = False) -> str:
+def chart(series: Sequence[Series], x_name: str, percent: bool = False) -> Plot:
     """Lines with their points over a common pair of axes; y begins at 0."""
     shown = [line for line in series if line.points]
-    xs = [x for line in shown for x, _ in line.points] or [0.0]
+    xs = sorted({x for line in shown for x, _ in line.points}) or [0.0]
     marks = ticks(1.0 if percent else max((y for s in shown for _, y in s.points), default=1.0))
-    left, right = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
+    wide = xs[-1] - xs[0] or 1
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - left) / (right - left) * (WIDTH - LEFT - RIGHT)
-        return across, HEIGHT - BOTTOM - y / marks[-1] * (HEIGHT - TOP - BOTTOM)
+        across = LEFT + (x - xs[0]) / wide * (RIGHT - LEFT)
+        return round(across, 1), round(BOTTOM - y / marks[-1] * (BOTTOM - TOP), 1)
 
-    body = [_level(at(left, mark)[1], _number(mark, percent)) for mark in marks]
-    body += [_below(at(x, 0)[0], f"{x:g}") for x in _some(sorted(set(xs)))]
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    body.append(f'<text class="name" x="{middle}" y="{HEIGHT - 6}">{escape(x_name)}</text>')
-    for line in shown:
-        body.append(_line(line, [at(x, y) for x, y in line.points], percent))
-    return _legend([(line.name, line.style) for line in shown]) + _svg(HEIGHT, body, y_name)
+    def drawn(line: Series) -> Plot:
+        points = [(*at(x, y), f"{x:g}", _number(y, percent)) for x, y in line.points]
+        path = "L".join(f"{x} {y}" for x, y, *_ in points)
+        style = {"name": line.name, "style": line.style, "dashed": line.dashed}
+        return style | {"path": path, "points": points}
+
+    below = xs[:: math.ceil(len(xs) / 10)]
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "legend": [(line.name, line.style) for line in shown],
+        "x_name": x_name,
+        "left": LEFT,
+        "right": RIGHT,
+        "bottom": BOTTOM,
+        "levels": [(at(xs[0], mark)[1], _number(mark, percent)) for mark in marks],
+        "below": [(at(x, 0)[0], f"{x:g}") for x in below],
+        "lines": [drawn(line) for line in shown],
+    }
 
 
-def bars(rows: Sequence[Bar], y_name: str, digits: int = 1) -> str:
+def bars(rows: Sequence[Bar], digits: int = 1) -> Plot:
     """Horizontal bars from 0, each under its name, its sum written at its end."""
-    height = len(rows) * (BAR + GAP) + 8
     ends = [max(sum(value for _, value, _ in row.parts), row.high or 0) for row in rows]
     scale = (WIDTH - 70) / (max(ends, default=0) or 1)
-    body = []
-    for index, row in enumerate(rows):
-        body.append(_bar(row, index * (BAR + GAP), scale, digits))
     parts = {name: style for row in rows for name, _, style in row.parts if len(row.parts) > 1}
-    return _legend(list(parts.items())) + _svg(height, body, y_name)
+    return {
+        "width": WIDTH,
+        "height": len(rows) * ROW + 8,
+        "legend": list(parts.items()),
+        "rows": [_bar(row, scale, digits) | {"top": index * ROW} for index, row in enumerate(rows)],
+    }
 
 
-def _bar(row: Bar, top: float, scale: float, digits: int) -> str:
-    y, x = top + LABEL + 4, 0.0
-    drawn = [f'<text class="left" x="0" y="{top + LABEL}">{escape(row.name)}</text>']
+def _bar(row: Bar, scale: float, digits: int) -> Plot:
+    boxes, x = [], 0.0
     for name, value, style in row.parts:
-        title = f"<title>{escape(name)}: {value:.{digits}f}</title>"
-        width = max(value, 0) * scale
-        box = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}"'
-        drawn.append(f'<rect class="s{style}" {box}>{title}</rect>')
-        x += width
+        box = {"x": round(x, 1), "width": round(max(value, 0) * scale, 1)}
+        boxes.append(box | {"name": name, "style": style, "value": f"{value:.{digits}f}"})
+        x += max(value, 0) * scale
+    interval = None
     if row.low is not None and row.high is not None:
-        low, high, middle = row.low * scale, row.high * scale, y + BAR / 2
-        drawn.append(f'<path class="range" d="M{low:.1f} {middle}H{high:.1f}"/>')
-        x = max(x, high)
-    total = sum(value for _, value, _ in row.parts)
-    drawn.append(f'<text class="left" x="{x + 6:.1f}" y="{y + 15}">{total:.{digits}f}</text>')
-    return "".join(drawn)
-
-
-def _line(line: Series, places: Sequence[tuple[float, float]], percent: bool) -> str:
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    dash = " dashed" if line.dashed else ""
-    drawn = [f'<path class="line l{line.style}{dash}" d="{path}"/>']
-    for (x, y), (at, value) in zip(places, line.points, strict=True):
-        title = f"<title>{escape(line.name)} at {at:g}: {_number(value, percent)}</title>"
-        circle = f'cx="{x:.1f}" cy="{y:.1f}" r="3.5"'
-        drawn.append(f'<circle class="s{line.style}" {circle}>{title}</circle>')
-    return "".join(drawn)
+        interval = round(row.low * scale, 1), round(row.high * scale, 1)
+        x = max(x, row.high * scale)
+    total = f"{sum(value for _, value, _ in row.parts):.{digits}f}"
+    return {
+        "name": row.name,
+        "boxes": boxes,
+        "interval": interval,
+        "end": round(x, 1),
+        "total": total,
+    }
 
 
 def _number(value: float, percent: bool) -> str:
     if percent:
         return f"{value:.0%}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _some(values: Sequence[float]) -> Sequence[float]:
-    return values[:: max(1, math.ceil(len(values) / 10))]
-
-
-def _level(y: float, name: str) -> str:
-    line = f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-    return f'{line}<text class="right" x="{LEFT - 6}" y="{y + 4:.1f}">{name}</text>'
-
-
-def _below(x: float, name: str) -> str:
-    return f'<text class="middle" x="{x:.1f}" y="{HEIGHT - BOTTOM + 17}">{name}</text>'
-
-
-def _legend(entries: Sequence[tuple[str, int]]) -> str:
-    if len(entries) < 2:
-        return ""
-    keys = [f'<span><i class="k{style}"></i>{escape(name)}</span>' for name, style in entries]
-    return f'<p class="legend">{"".join(keys)}</p>'
-
-
-def _svg(height: float, body: Sequence[str], name: str) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">'
-    return f"{head}{''.join(body)}</svg>"

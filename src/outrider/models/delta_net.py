@@ -11,6 +11,7 @@ from outrider.ops.conv import causal_conv
 from outrider.ops.delta import apply_rows
 from outrider.ops.norm import fold_norm, inverse_length, length_eps, unit_rows
 from outrider.ops.selftest import Kernels
+from outrider.state.delta import DeltaState
 
 L2_EPS = torch.tensor(1e-6)
 LARGEST = torch.tensor(torch.finfo(torch.float32).max)
@@ -106,34 +107,23 @@ class DeltaLayer:
 
     def _mix(self, mixed: Tensor, strength: Tensor, decay: Tensor, span: SpanPlan) -> Tensor:
         """Convolution and delta rule of one span; [n, key heads, values per key, value width]."""
-        store, config, rows = span.state.delta, self.config, len(mixed)
+        store = span.state.delta
         assert store is not None
         mixed = causal_conv(store.columns.extend(self.index, span.start, mixed), self.conv)
-        mixed = mixed / one_plus_exp(mixed)
-        pairs = mixed.narrow(1, 0, 2 * self.key_size)
-        pairs = pairs.view(rows, 2, config.key_heads, config.key_width)
-        values = mixed.narrow(1, 2 * self.key_size, self.value_size)
-        values = values.view(rows, config.key_heads, -1, config.value_width)
-        inputs = pairs, inverse_length(pairs, L2_EPS), values, decay, strength
+        inputs = mixed / one_plus_exp(mixed), decay, strength
         if len(span.chunks) == 1:
-            return self._apply(span, span.chunks[0], *inputs)
+            return self._apply(span.chunks[0], store, *inputs)
         sizes = [chunk.rows.size * chunk.rows.chunks for chunk in span.chunks]
-        split = (part.split(sizes) for part in inputs)
-        return torch.cat([self._apply(span, *p) for p in zip(span.chunks, *split, strict=True)])
+        parts = zip(span.chunks, *(part.split(sizes) for part in inputs), strict=True)
+        return torch.cat([self._apply(chunk, store, *part) for chunk, *part in parts])
 
     def _apply(
-        self,
-        span: SpanPlan,
-        chunk: Chunk,
-        pairs: Tensor,
-        scale: Tensor,
-        values: Tensor,
-        decay: Tensor,
-        strength: Tensor,
+        self, chunk: Chunk, store: DeltaState, mixed: Tensor, decay: Tensor, strength: Tensor
     ) -> Tensor:
-        """Rows of one `Chunk`: pairs of keys and queries [n, 2, K, A], scale [n, 2, K, 1]."""
-        store, rows = span.state.delta, chunk.rows
-        assert store is not None
-        shape = rows.target.shape
-        torch.mul(pairs.view(shape), scale.view(*shape[:-1], 1), out=rows.target)
+        """Rows of one `Chunk`, of which `mixed` [n, channels] has keys, queries and values."""
+        rows, config = chunk.rows, self.config
+        pairs = mixed.narrow(1, 0, 2 * self.key_size).view(rows.target.shape)
+        torch.mul(pairs, inverse_length(pairs, L2_EPS), out=rows.target)
+        values = mixed.narrow(1, 2 * self.key_size, self.value_size)
+        values = values.view(len(mixed), config.key_heads, -1, config.value_width)
         return apply_rows(rows, values, (decay, strength), chunk.slots(store, self.index))

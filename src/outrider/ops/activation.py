@@ -4,7 +4,7 @@ torch's own silu, sigmoid and softplus round differently in the scalar tails of 
 row would depend on how many rows run beside it (docs/decisions/row-invariance.md).
 
 Models fold signs into the weights before an activation, so that the cheap form `one_plus_exp` is
-all that a pass computes; the named functions are for everything else.
+all that a pass computes.
 """
 
 import torch
@@ -12,24 +12,8 @@ from torch import Tensor
 
 ONE = torch.ones(())
 """A tensor, because torch converts a Python number anew at every call, at twice the cost."""
-SOFTPLUS_LINEAR_ABOVE = 20.0
 
 
 def one_plus_exp(x: Tensor) -> Tensor:
     """1 + exp(x), elementwise: sigmoid(y) is its reciprocal at x = -y, silu(y) is y over it."""
     return torch.exp(x).add_(ONE)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)), elementwise."""
-    return one_plus_exp(-x).reciprocal_()
-
-
-def silu(x: Tensor) -> Tensor:
-    """x / (1 + exp(-x)), elementwise."""
-    return x / one_plus_exp(-x)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), elementwise; x itself where the difference is below rounding."""
-    return torch.where(x > SOFTPLUS_LINEAR_ABOVE, x, torch.exp(x).log1p())
