@@ -149,7 +149,7 @@ def fold(slot: Slot) -> Tensor:
     weighted = corrections.mul_(torch.exp(end - total).unsqueeze(-1))
     weighted = weighted.view(key_heads, -1, chunk, wide * key_heads // heads).transpose(1, 2)
     share = end.exp().view(key_heads, 1, -1, 1)
-    carried = (slot.base.unflatten(2, (share.shape[2], -1)) * share).view(slot.base.shape)
+    carried: Tensor = (slot.base.unflatten(2, (share.shape[2], -1)) * share).view(slot.base.shape)
     return carried.baddbmm_(slot.log.keys, weighted.reshape(key_heads, chunk, wide))
 
 
@@ -171,11 +171,12 @@ def apply_rows(
     log = rows.log.keys, rows.log.decays, rows.log.inverse
     parts = (part.chunk(rows.chunks) for part in (*log, rows.both, *weighed, values, gates[1]))
     outputs = []
-    for slot, keys, decays, inverse, *reading in zip(slots, *parts, strict=True):
+    each = zip(slots, *parts, strict=True)
+    for slot, keys, decays, inverse, both, faded, mixing, value, b in each:
         slot.log.keys.copy_(keys)
         slot.log.decays.copy_(decays)
         slot.log.inverse.copy_(inverse)
-        outputs.append(_read(0, *reading, slot))
+        outputs.append(_read(0, both, faded, mixing, value, b, slot))
     return torch.cat(outputs)
 
 
