@@ -1,12 +1,15 @@
 """The delta rule read from base and log, against the plain recurrence in float64."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from outrider.ops import delta
 from outrider.ops.delta import Log, Slot, apply_rows, chunk_table, fold, make_rows
+from outrider.ops.selftest import EACH_ROW, TILES, Kernels
 
 KEY_HEADS, GROUP, KEY_WIDTH, WIDTH = 2, 3, 16, 8
 HEADS = KEY_HEADS * GROUP
@@ -107,3 +110,16 @@ def test_extreme_decay_stays_finite() -> None:
     out = apply_rows(rows, values, (decay, strength), [slot])
     expected = recurrence(pairs, values, decay, strength)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_batch_that_rounds_differently_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-test runs chunks one by one and together, and takes no tile if they disagree."""
+    weigh = delta._weigh
+
+    def otherwise(rows: delta.Rows, *rest: Any) -> tuple[Tensor, Tensor]:
+        faded, mixing = weigh(rows, *rest)
+        return faded, mixing * (1 + 2.0**-22) if rows.chunks > 1 else mixing
+
+    assert Kernels(exact=True).tile_for_delta(KEY_HEADS, HEADS, KEY_WIDTH, WIDTH) in TILES
+    monkeypatch.setattr(delta, "_weigh", otherwise)
+    assert Kernels(exact=True).tile_for_delta(KEY_HEADS, HEADS, KEY_WIDTH, WIDTH) == EACH_ROW

@@ -77,10 +77,6 @@ class ModelConfig:
     def num_layers(self) -> int:
         return len(self.layer_kinds)
 
-    @property
-    def is_hybrid(self) -> bool:
-        return "delta" in self.layer_kinds
-
     def index_in_kind(self, layer: int) -> int:
         """How many layers of the same kind come before `layer`."""
         return self.layer_kinds[:layer].count(self.layer_kinds[layer])

@@ -33,7 +33,5 @@ def paired(heads: Tensor, rotary: int) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     """Rotate x [n, heads, width] by cos, sin [n, 1, width] into `out` (may be x itself)."""
-    rows, heads, width = x.shape
-    first, second = x.view(rows, heads, 2, width // 2).unbind(2)
-    swapped = torch.cat([second, first], -1)
-    torch.add(x * cos, swapped.mul_(sin) if swapped.dtype == sin.dtype else swapped * sin, out=out)
+    first, second = x.chunk(2, -1)
+    torch.addcmul(x * cos, torch.cat([second, first], -1), sin, out=out)

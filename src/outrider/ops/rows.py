@@ -8,9 +8,6 @@ assumed: `outrider.ops.selftest`.
 import torch
 from torch import Tensor
 
-RowTreatment = int
-"""Rows are padded to a multiple of this; 1 leaves them alone, 0 runs each row by itself."""
-
 
 def padded_rows(num_rows: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that holds `num_rows`."""
