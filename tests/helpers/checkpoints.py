@@ -70,6 +70,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_5": ("Qwen3_5ForCausalLM", HYBRID),
+    "qwen3_5-long": (
+        "Qwen3_5ForCausalLM",
+        {**HYBRID, "max_position_embeddings": 4096},
+    ),
     "qwen3_5-tied": ("Qwen3_5ForCausalLM", {**HYBRID, "tie_word_embeddings": True}),
     "qwen3_next": ("Qwen3NextForCausalLM", {**HYBRID, "mlp_only_layers": [0, 1, 2, 3]}),
 }

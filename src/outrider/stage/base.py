@@ -65,7 +65,8 @@ class Stage(Protocol):
         """Whether a reply that was under way has come, so that issuing more should wait."""
 
     def poll(self) -> list[Reply]:
-        """Run what is due and return its replies; blocks until there is one, if any is owed."""
+        """Run what is due and return what came of it, one reply of a session at most; blocks until
+        there is one, if any is owed."""
 
     def close(self, session: int) -> None:
         """End a session and free its state; its windows in flight are not answered any more."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from outrider.core_types import Reply, Window
 from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams
-from outrider.stage.frame import Frame, Void, to_reply
+from outrider.stage.frame import Frame, Void, take_oldest, to_reply
 from outrider.stage.link import LOCAL, Clock, Link, LinkSettings, RealClock
 from outrider.stage.part import Part
 
@@ -82,8 +82,7 @@ class ChainStage:
     def poll(self) -> list[Reply]:
         while not self.replied and self._sleep():
             pass
-        answers, self._answers = self._answers, []
-        return answers
+        return take_oldest(self._answers)
 
     def check(self) -> None:
         for part in self._parts:

@@ -69,3 +69,12 @@ def to_reply(frame: Frame) -> Reply:
         rollback_ms=frame.rollback_ms,
         rollback=frame.rollback,
     )
+
+
+def take_oldest(replies: list[Reply]) -> list[Reply]:
+    """Remove and return the oldest reply of each session: more can be issued before the next."""
+    oldest: dict[int, Reply] = {}
+    for reply in replies:
+        oldest.setdefault(reply.session, reply)
+    replies[:] = [reply for reply in replies if oldest[reply.session] is not reply]
+    return list(oldest.values())

@@ -15,7 +15,7 @@ from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import link_settings
 from outrider.stage.channel import Inbox, Outbox
-from outrider.stage.frame import Frame, Void
+from outrider.stage.frame import Frame, Void, take_oldest
 from outrider.stage.link import LOCAL, LinkSettings
 from outrider.stage.wire import Close, Failed, Message, Open, Ready
 
@@ -104,8 +104,7 @@ class ProcessStage:
     def poll(self) -> list[Reply]:
         while not self._answers and self._owed.total():
             self._take(self._wait())
-        answers, self._answers = self._answers, []
-        return answers
+        return take_oldest(self._answers)
 
     def check(self) -> None:
         """Raise StageError unless all processes run; each checks its states when sessions end."""

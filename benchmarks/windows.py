@@ -1,0 +1,294 @@
+"""Windows in flight over a link: tokens/s by round trip, acceptance and depth, beside the plan.
+
+    python benchmarks/windows.py measure --out FILE [--target demo] [--stages 2] [--rtts 0,20,...]
+        [--rates 0.5,...] [--depths 1,2,...] [--width 8] [--tokens 400] [--seconds 8]
+        [--in-process]
+    python benchmarks/windows.py show FILE [--plot PNG]
+
+`measure` cuts the target into stages (processes, unless --in-process) with half of the round trip
+on each way, times its layers beforehand, and decodes with a drafter that knows the target's own
+output and is wrong at each place with a fixed chance. Every cell is appended to FILE as one line of
+JSON, so an interrupted run goes on where it was. `show` prints Markdown: the measured surface, the
+law, and how far `outrider plan` is off, each at the acceptance that the cell had. `--plot` draws
+the surface (needs matplotlib). Output must equal plain decoding in every cell.
+"""
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.assemble.engine import Engine
+from outrider.assemble.planning import measure_layers
+from outrider.assemble.target import load_target
+from outrider.config.run import (
+    LinkConfig,
+    RunConfig,
+    SpeculativeConfig,
+    StagesConfig,
+    TargetConfig,
+    VerifyWindowConfig,
+)
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import WindowLimits
+from outrider.engine.pipeline import Pipeline, law, plain, speed
+from outrider.sampling.params import SamplingParams
+from outrider.telemetry.counters import Counters, conditional_acceptance
+
+PROMPT = "def rename(path, pairs):\n    for old, new in pairs:\n        path = path.replace("
+GREEDY = SamplingParams()
+Cell = dict[str, Any]
+
+
+@dataclass
+class ErringDrafter:
+    """Drafts the truth, wrong at each place with chance 1 - `rate`, the same at every asking."""
+
+    truth: Sequence[int]
+    rate: float
+    vocab: int
+    name: str = "scripted"
+    needs: Needs = field(default_factory=Needs)
+
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        first = len(context)
+        tokens = tuple(self._draft(place) for place in range(first, first + budget))
+        return Draft(tokens=tokens, source=self.name) if tokens else None
+
+    def _draft(self, place: int) -> int:
+        token = self.truth[min(place, len(self.truth) - 1)]
+        right = random.Random(place * 7919 + 1).random() < self.rate
+        return token if right else (token + 1) % self.vocab
+
+    def observe(self, commit: Commit) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def config(options: argparse.Namespace, rtt: float) -> RunConfig:
+    window = VerifyWindowConfig(depth=max(options.depths), max_tokens=options.width)
+    ways = options.stages if options.stages > 1 else 2
+    return RunConfig(
+        target=TargetConfig(path=options.target, threads=options.threads),
+        speculative=SpeculativeConfig(verify_window=window),
+        stages=StagesConfig(
+            count=options.stages,
+            processes=not options.in_process,
+            link=LinkConfig(delay_ms=rtt / ways),
+        ),
+    )
+
+
+def truth_of(options: argparse.Namespace) -> tuple[list[int], list[int]]:
+    """The prompt's tokens, and with them what plain decoding in one process makes of it."""
+    target = TargetConfig(path=options.target, threads=options.threads)
+    with closing(Engine.load(target, speculative=SpeculativeConfig(method="off"))) as engine:
+        request = engine.generate(
+            PROMPT, sampling=GREEDY, max_tokens=options.tokens, ignore_eos=True
+        )
+        list(request)
+        prompt = list(request.result.prompt_token_ids)
+        return prompt, prompt + list(request.result.token_ids)
+
+
+def measure(options: argparse.Namespace) -> None:
+    done = read(options.out) if options.out.exists() else []
+    with options.out.open("a", encoding="utf-8") as file:
+        if not done:
+            put(file, layer_cell(options))
+        known = {(cell["rtt"], cell["rate"], cell["depth"]) for cell in done if "rtt" in cell}
+        prompt, truth = truth_of(options)
+        for rtt in options.rtts:
+            wanted = [key for key in cells(options, rtt) if key not in known]
+            if not wanted:
+                continue
+            with closing(Engine.load_run(config(options, rtt))) as engine:
+                run_cell(engine, options, prompt, truth, (rtt, 0.9, 2))  # the first one warms up
+                for key in wanted:
+                    put(file, run_cell(engine, options, prompt, truth, key))
+
+
+def cells(options: argparse.Namespace, rtt: float) -> Iterator[tuple[float, float, int]]:
+    """Plain decoding (rate 0, depth 1), then every rate and depth."""
+    yield rtt, 0.0, 1
+    for rate in options.rates:
+        for depth in options.depths:
+            yield rtt, rate, depth
+
+
+def run_cell(
+    engine: Engine,
+    options: argparse.Namespace,
+    prompt: list[int],
+    truth: list[int],
+    key: tuple[float, float, int],
+) -> Cell:
+    rtt, rate, depth = key
+    vocab = engine.stage.vocab_size
+    engine.speculation = replace(
+        engine.speculation,
+        method="scripted",
+        drafter=(lambda *_: ErringDrafter(truth, rate, vocab)) if rate else None,
+        budget=lambda: FixedBudget(options.width),
+        windows=WindowLimits(width=options.width, depth=depth),
+    )
+    # Slow cells make fewer tokens, so that each takes about as long as asked.
+    expected = (1 / (1 - rate)) / max(rtt / 1e3, 0.01)
+    count = min(options.tokens, max(int(expected * options.seconds), 12))
+    request = engine.generate(prompt, sampling=GREEDY, max_tokens=count, ignore_eos=True)
+    list(request)
+    if list(request.result.token_ids) != truth[len(prompt) : len(prompt) + count]:
+        raise SystemExit(f"cell {key}: output differs from plain decoding")
+    return cell_of(key, request.counters)
+
+
+def cell_of(key: tuple[float, float, int], counters: Counters) -> Cell:
+    rtt, rate, depth = key
+    tokens = counters.emitted - counters.first_tokens
+    return {
+        "rtt": rtt,
+        "rate": rate,
+        "depth": depth,
+        "tokens": tokens,
+        "speed": tokens * 1e3 / counters.predicted_ms,
+        "acceptance": conditional_acceptance(counters),
+        "epochs": counters.epochs_closed,
+        "windows": counters.windows_judged,
+        "voided": counters.windows_voided,
+        "skipped": counters.windows_skipped,
+        "stale_ms": counters.stale_ms,
+        "occupancy_ms": counters.occupancy_ms,
+    }
+
+
+def layer_cell(options: argparse.Namespace) -> Cell:
+    """Layer times, measured before any stage runs."""
+    decoder = load_target(TargetConfig(path=options.target, threads=options.threads)).decoder
+    times = measure_layers(decoder)
+    sizes = [len(part) for part in split(range(len(times.kinds)), options.stages)]
+    return {
+        "stages": times.stages(sizes, wired=not options.in_process),
+        "width": options.width,
+        "parallel": not options.in_process,
+        "target": options.target,
+        "layer_ms": {kind: list(curve) for kind, curve in times.layer.items()},
+    }
+
+
+def split(layers: range, count: int) -> list[range]:
+    """As an even cut does."""
+    even, more = divmod(len(layers), count)
+    sizes = [even + (number < more) for number in range(count)]
+    return [layers[sum(sizes[:n]) : sum(sizes[: n + 1])] for n in range(count)]
+
+
+def put(file: Any, cell: Cell) -> None:
+    file.write(json.dumps(cell) + "\n")
+    file.flush()
+    if "rtt" in cell:
+        print({name: cell[name] for name in ("rtt", "rate", "depth", "speed")}, flush=True)
+
+
+def read(path: Path) -> list[Cell]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def show(options: argparse.Namespace) -> None:
+    head, *found = read(options.file)
+    for cell in found:
+        pipeline = pipeline_of(head, cell)
+        cell["law"] = law(pipeline, cell["acceptance"], head["width"])
+        cell["plan"] = speed(pipeline, cell["acceptance"], head["width"], cell["depth"])
+        if not cell["rate"]:
+            cell["plan"] = cell["law"] = plain(pipeline)
+        cell["off"] = cell["plan"] / cell["speed"] - 1
+    print("\n".join(surface(found)))
+    offs = [abs(cell["off"]) for cell in found]
+    print(f"\nplan: off by {statistics.median(offs):.1%} at the median, {max(offs):.1%} at worst")
+    if options.plot:
+        plot(found, options.plot)
+
+
+def pipeline_of(head: Cell, cell: Cell) -> Pipeline:
+    return Pipeline(stages=head["stages"], round_trip_ms=cell["rtt"], parallel=head["parallel"])
+
+
+def surface(found: Sequence[Cell]) -> Iterator[str]:
+    """A Markdown row for each round trip and rate: speed by depth, the law, the plan's errors."""
+    depths = sorted({cell["depth"] for cell in found if cell["rate"]})
+    names = ["round trip", "acceptance", *(f"depth {depth}" for depth in depths), "law", "plan off"]
+    yield f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
+    for rtt, rate in dict.fromkeys((cell["rtt"], cell["rate"]) for cell in found):
+        row = {c["depth"]: c for c in found if (c["rtt"], c["rate"]) == (rtt, rate)}
+        speeds = [f"{row[d]['speed']:.1f}" if d in row else "" for d in depths]
+        deepest = row[max(row)]
+        offs = ", ".join(f"{cell['off']:+.0%}" for cell in row.values())
+        rates = f"{rate:g} ({deepest['acceptance']:.3f})" if rate else "plain"
+        told = [f"{rtt:g} ms", rates, *speeds, f"{deepest['law']:.1f}", offs]
+        yield f"| {' | '.join(told)} |"
+
+
+def plot(found: Sequence[Cell], path: Path) -> None:
+    """One panel per acceptance: tokens/s over round trip by depth, the law dashed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rates = sorted({cell["rate"] for cell in found} - {0.0})
+    figure, axes = pyplot.subplots(1, len(rates), figsize=(3.2 * len(rates), 3.4), squeeze=False)
+    for axis, rate in zip(axes[0], rates, strict=True):
+        for depth in sorted({cell["depth"] for cell in found if cell["rate"] == rate}):
+            line = [c for c in found if (c["rate"], c["depth"]) == (rate, depth)]
+            axis.plot([c["rtt"] for c in line], [c["speed"] for c in line], "o-", label=f"{depth}")
+        deepest = [c for c in found if c["rate"] == rate and c["depth"] == depth]
+        axis.plot([c["rtt"] for c in deepest], [c["law"] for c in deepest], "k--", label="law")
+        bare = [c for c in found if not c["rate"]]
+        axis.plot([c["rtt"] for c in bare], [c["speed"] for c in bare], ":", label="plain")
+        axis.set_title(f"acceptance {rate:g}")
+        axis.set_xlabel("round trip, ms")
+        axis.set_yscale("log")
+    axes[0][0].set_ylabel("tokens/s")
+    axes[0][-1].legend(title="depth", fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def numbers(kind: type) -> Any:
+    return lambda text: [kind(word) for word in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    ask = commands.add_parser("measure")
+    ask.add_argument("--out", type=Path, required=True)
+    ask.add_argument("--target", default="demo")
+    ask.add_argument("--stages", type=int, default=2)
+    ask.add_argument("--threads", type=int, default=1)
+    ask.add_argument("--rtts", type=numbers(float), default=[0.0, 20.0, 50.0, 100.0, 200.0])
+    ask.add_argument("--rates", type=numbers(float), default=[0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
+    ask.add_argument("--depths", type=numbers(int), default=[1, 2, 4, 8, 16])
+    ask.add_argument("--width", type=int, default=8)
+    ask.add_argument("--tokens", type=int, default=400)
+    ask.add_argument("--seconds", type=float, default=8.0)
+    ask.add_argument("--in-process", action="store_true")
+    ask.set_defaults(run=measure)
+    told = commands.add_parser("show")
+    told.add_argument("file", type=Path)
+    told.add_argument("--plot", type=Path)
+    told.set_defaults(run=show)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
