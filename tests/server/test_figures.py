@@ -1,11 +1,16 @@
 """`/metrics`: the engine's own counts under the names that dashboards use."""
 
+import json
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.exactness.targets import prompts
 from tests.server.world import events
 
 PROMPT = prompts()[4]
+DASHBOARD = Path(__file__).parents[2] / "docs/grafana/outrider.json"
 
 
 def samples(world):
@@ -55,3 +60,20 @@ def test_requests_latencies_and_load(world):
     assert found["outrider_request_duration_seconds_count",] == 1
     assert found["outrider_sequences_running",] == found["outrider_sequences_waiting",] == 0
     assert found["outrider_prefixes_kept",] == 1
+
+
+def test_the_dashboard_asks_for_figures_that_exist(world):
+    world.complete(prompt=PROMPT, max_tokens=40, temperature=0)
+    text = world.get("/metrics").text
+    names = {
+        sample.name for family in text_string_to_metric_families(text) for sample in family.samples
+    }
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"outrider_\w+", target["expr"])
+    }
+    assert len(asked) > 12
+    assert asked - names == set()

@@ -47,6 +47,8 @@ def serve(*, flags: ServeFlags, run: RunFlags) -> None:
     if flags.print_config:
         put("\n".join(lines(loaded)) + "\n")
         return
+    config = loaded.config
+    _warn(config.server)
     try:
         from outrider.server.listen import bind
         from outrider.server.listen import serve as listen
@@ -56,8 +58,6 @@ def serve(*, flags: ServeFlags, run: RunFlags) -> None:
         ) from None
     from outrider.assemble.scheduler import load_scheduler
 
-    config = loaded.config
-    _warn(config.server)
     with bind(config.server.host, config.server.port) as sock:
         with busy(f"loading {config.target.path}"):
             scheduler = load_scheduler(config)

@@ -1,0 +1,241 @@
+"""Load on `outrider serve`: many streams beside one, speculation beside plain, clients that leave.
+
+    python benchmarks/serve.py [--target demo] [--streams 16] [--tokens 128] [--rounds 3]
+    python benchmarks/serve.py --leave 2000
+    python benchmarks/serve.py --turns 10
+
+Starts the server in a process of its own on a loopback port. The first form runs legs in turn (one
+stream plain, all plain, all speculative, one speculative) and prints medians of their ratios. The
+second sends requests of which a third leave at random, and compares what is left of them. The
+third measures the first token of a chat's second turn with and without its first. The last line is
+one line of JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from outrider import demo
+
+START = "from outrider.cli.main import main; main()"
+OFF = {"max_draft_tokens": 0}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: its address and its process."""
+
+    address: str
+    pid: int
+
+    def figure(self, name: str) -> float:
+        text = httpx.get(f"{self.address}/metrics", timeout=60).text
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def memory(self) -> int:
+        """Resident bytes."""
+        text = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
+        return next(int(line.split()[1]) for line in text.splitlines() if "VmRSS" in line) * 1024
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one client saw: tokens, and seconds from its request to its first and last one."""
+
+    text: str
+    tokens: int
+    first: float
+    last: float
+    cached: int = 0
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.last
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[Server]:
+    command = [sys.executable, "-c", START, "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = next(line for line in process.stderr if "serving" in line)
+        yield Server(line.split()[-1], process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def prompts(count: int) -> list[str]:
+    """Prompts of the shipped sets in turn."""
+    sets = [path.read_text(encoding="utf-8").splitlines() for path in demo.workloads().values()]
+    texts = [json.loads(line)["prompt"] for lines in zip(*sets, strict=False) for line in lines]
+    return [texts[place % len(texts)][:1500] for place in range(count)]
+
+
+async def events(
+    client: httpx.AsyncClient, address: str, body: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
+    async with client.stream("POST", f"{address}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line[6:])
+
+
+async def follow(
+    client: httpx.AsyncClient, address: str, prompt: Any, leave: int | None = None, **more: Any
+) -> Stream:
+    """Read one stream to its end, or until `leave` events have come."""
+    body = {"prompt": prompt, "temperature": 0, "stream": True, "ignore_eos": True, **more}
+    began, first, text, seen, timings = time.perf_counter(), 0.0, "", 0, {}
+    async for event in events(client, address, body):
+        first = first or time.perf_counter() - began
+        text += event["choices"][0]["text"]
+        timings = event.get("timings", timings)
+        seen += 1
+        if leave is not None and seen > leave:
+            break
+    last = time.perf_counter() - began
+    return Stream(text, timings.get("predicted_n", 0), first, last, timings.get("cache_n", 0))
+
+
+async def leg(
+    server: Server, streams: int, tokens: int, speculative: dict[str, Any]
+) -> list[Stream]:
+    limits = httpx.Limits(max_connections=streams)
+    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+        sent = [
+            follow(client, server.address, text, max_tokens=tokens, speculative=speculative)
+            for text in prompts(streams)
+        ]
+        return await asyncio.gather(*sent)
+
+
+def rate(streams: list[Stream]) -> float:
+    """Tokens per second of all together."""
+    return sum(one.tokens for one in streams) / max(one.last for one in streams)
+
+
+def load(options: argparse.Namespace) -> dict[str, Any]:
+    legs = {"one plain": (1, OFF), "all plain": (options.streams, OFF)}
+    legs |= {"all speculative": (options.streams, {}), "one speculative": (1, {})}
+    rounds: list[dict[str, list[Stream]]] = []
+    with served("--target", options.target, *options.flags) as server:
+        for number in range(options.rounds + 1):
+            done = {
+                name: asyncio.run(leg(server, streams, options.tokens, how))
+                for name, (streams, how) in legs.items()
+            }
+            if number:  # The first round warms up.
+                rounds.append(done)
+    for done in rounds:
+        texts = [[one.text for one in done[name]] for name in ("all plain", "all speculative")]
+        assert texts[0] == texts[1], "speculation changed an output"
+        assert done["one plain"][0].text == texts[0][0], "company changed an output"
+
+    def median(one: str, other: str) -> float:
+        return statistics.median(rate(done[one]) / rate(done[other]) for done in rounds)
+
+    speeds = [[s.speed for s in done[name]] for done in rounds for name in legs if "all" in name]
+    return {
+        "streams": options.streams,
+        "plain tokens/s, one": statistics.median(rate(done["one plain"]) for done in rounds),
+        "all plain / one plain": median("all plain", "one plain"),
+        "all speculative / all plain": median("all speculative", "all plain"),
+        "one speculative / one plain": median("one speculative", "one plain"),
+        "slowest / median stream": min(min(s) / statistics.median(s) for s in speeds),
+    }
+
+
+async def leaving(server: Server, count: int, tokens: int) -> tuple[int, dict[str, int]]:
+    """Send `count` requests, 16 at once; returns how many left and how large it was, in bytes."""
+    chance, texts = random.Random(7), prompts(24)
+    known: dict[str, str] = {}
+    gate, memory = asyncio.Semaphore(16), {}
+    left = 0
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        nonlocal left
+        prompt = texts[number % len(texts)]
+        leave = chance.randrange(tokens // 2) if chance.random() < 1 / 3 else None
+        async with gate:
+            found = await follow(client, server.address, prompt, leave, max_tokens=tokens)
+        left += leave is not None
+        if leave is None:
+            assert known.setdefault(prompt, found.text) == found.text, "an output changed"
+        if number == count // 5:
+            memory["early"] = server.memory()
+
+    async with httpx.AsyncClient(timeout=600) as client:
+        await asyncio.gather(*[one(client, number) for number in range(count)])
+        alone = [await follow(client, server.address, text, max_tokens=tokens) for text in texts]
+    assert [known[text] for text in texts] == [found.text for found in alone]
+    memory["late"] = server.memory()
+    return left, memory
+
+
+def leave(options: argparse.Namespace) -> dict[str, Any]:
+    with served("--target", options.target, *options.flags) as server:
+        left, memory = asyncio.run(leaving(server, options.leave, 24))
+        return {
+            "requests": options.leave,
+            "left": left,
+            "sequences at the end": server.figure("outrider_sequences"),
+            "memory, late / early": memory["late"] / memory["early"],
+        }
+
+
+async def turn(server: Server, number: int, tokens: int) -> tuple[float, float]:
+    """First tokens' times of a second turn, fresh and behind its first turn."""
+    long = prompts(8)
+    first = f"# {number}\n" + "\n".join(long[number % 4 : number % 4 + 4])
+    async with httpx.AsyncClient(timeout=600) as client:
+        one = await follow(client, server.address, first, max_tokens=tokens)
+        second = first + one.text + "\n# and then\n"
+        found = await follow(client, server.address, second, max_tokens=tokens)
+        # The same length from its first token on, but with another beginning: nothing is reused.
+        fresh = await follow(client, server.address, "#" + second, max_tokens=tokens)
+    assert found.cached > 0
+    assert fresh.cached == 0
+    return found.first, fresh.first
+
+
+def turns(options: argparse.Namespace) -> dict[str, Any]:
+    with served("--target", options.target, *options.flags) as server:
+        times = [asyncio.run(turn(server, number, 16)) for number in range(options.turns + 1)][1:]
+    ratios = [reused / fresh for reused, fresh in times]
+    return {"turns": options.turns, "first token, reused / fresh": statistics.median(ratios)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="demo")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--leave", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=0)
+    options, options.flags = parser.parse_known_args()
+    chosen = leave if options.leave else turns if options.turns else load
+    found = chosen(options)
+    for name, value in found.items():
+        print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
