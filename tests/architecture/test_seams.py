@@ -12,7 +12,7 @@ SEAMS = {
     "click": ("cli/",),
     "gguf": ("models/gguf_",),
     "huggingface_hub": ("models/hub.py",),
-    "jinja2": ("models/chat.py", "bench/page.py"),
+    "jinja2": ("models/chat.py", "bench/template.py"),
     "numpy": ("models/gguf_file.py",),
     "prometheus_client": ("server/metrics.py",),
     "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),

@@ -4,12 +4,10 @@
 """
 
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
-
-import jinja2
 
 from outrider.bench.plot import Bar, Plot, Series, bars, chart
 from outrider.bench.record import Record
+from outrider.bench.template import fill, text
 
 PARTS = ("verify", "draft", "rollback", "host")
 
@@ -19,19 +17,8 @@ Figure = tuple[str, Plot, str]
 
 def render(record: Record) -> str:
     """The page; it loads nothing from anywhere."""
-    page, style = (
-        files("outrider.bench").joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css")
-    )
-    writer = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    writer.filters["shown"] = _shown
-    template = writer.from_string(page)
-    return template.render(record=record, style=style, figures=list(_figures(record)))
+    figures = list(_figures(record))
+    return fill("page.html", record=record, style=text("page.css"), figures=figures) + "\n"
 
 
 def _figures(record: Record) -> Iterator[Figure]:
@@ -118,10 +105,3 @@ def _context(bins: Sequence[Record]) -> list[Series]:
         Series(name=kind, points=[(one["low"], one["speeds"][kind]) for one in bins], style=style)
         for kind, style in (("speculative", 0), ("plain", 3))
     ]
-
-
-def _shown(value: object) -> str:
-    """A setting or fact in words."""
-    if isinstance(value, list):
-        return " ".join(map(_shown, value)) or "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
