@@ -47,6 +47,13 @@ class Log:
     def over(cls, keys: Tensor, decays: Tensor, inverse: Tensor) -> "Log":
         return cls(keys, decays, inverse, inverse.split(1, 1))
 
+    @classmethod
+    def new(cls, key_heads: int, heads: int, width: int, like: Tensor) -> "Log":
+        """Zeros; `like` [.., C] gives device and chunk length."""
+        zeros, chunk = like.new_zeros, like.shape[-1]
+        keys = zeros(key_heads, width, chunk)
+        return cls.over(keys, zeros(heads, chunk), zeros(heads, chunk, chunk))
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -112,16 +119,12 @@ def make_rows(
 ) -> Rows:
     """`size` rows from offset `first` on of each of `chunks`; heads K and V, `width` A."""
     key_heads, value_heads = (chunks * count for count in heads)
-    zeros, chunk = table.visible.new_zeros, len(table.units)
+    zeros = table.visible.new_zeros
     both = zeros(key_heads, padded_rows(2 * size, tile), width)
     target = both.narrow(1, 0, 2 * size).view(chunks, heads[0], 2, size, width)
-    scratch = zeros(value_heads, 2, padded_rows(size, tile), chunk)
+    scratch = zeros(value_heads, 2, padded_rows(size, tile), len(table.units))
     used = scratch.narrow(2, 0, size)
     solving = used.select(1, 0)
-    log = None
-    if chunks > 1:
-        inverse = zeros(value_heads, chunk, chunk)
-        log = Log.over(zeros(key_heads, width, chunk), zeros(value_heads, chunk), inverse)
     return Rows(
         first,
         size,
@@ -135,7 +138,7 @@ def make_rows(
         solving,
         solving.split(1, 1),
         scratch.select(1, 1),
-        log,
+        Log.new(key_heads, value_heads, width, table.visible) if chunks > 1 else None,
     )
 
 

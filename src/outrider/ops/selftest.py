@@ -144,22 +144,20 @@ class DeltaProbe:
     def _run(self, window: int, together: int, tile: int) -> Tensor:
         """All rows, `window` of a chunk at a time or `together` whole chunks at once."""
         seed, rows = torch.Generator().manual_seed(0), self.chunk * self.count
-        group = self.heads // self.key_heads
-        slots = [self._slot(seed) for _ in range(self.count)]
+        heads, group = (self.key_heads, self.heads), self.heads // self.key_heads
+        table = delta.chunk_table(self.chunk, torch.device("cpu"))
+        slots = [self._slot(seed, table.visible) for _ in range(self.count)]
+        keys = torch.randn(rows, 2, self.key_heads, self.key_width, generator=seed)
         inputs = (
-            torch.nn.functional.normalize(
-                torch.randn(rows, 2, self.key_heads, self.key_width, generator=seed), dim=-1
-            ),
+            torch.nn.functional.normalize(keys, dim=-1),
             torch.randn(rows, self.key_heads, group, self.width, generator=seed),
             -torch.rand(rows, self.heads, generator=seed) * 0.1,
             torch.rand(rows, self.heads, generator=seed),
         )
-        table = delta.chunk_table(self.chunk, torch.device("cpu"))
         outputs, done = [], 0
         while done < rows:
             chunk, first = divmod(done, self.chunk)
             size = min(window, self.chunk - first)
-            heads = self.key_heads, self.heads
             plan = delta.make_rows(first, size, heads, self.key_width, table, tile, together)
             pairs, values, *gates = (x[done : done + size * together] for x in inputs)
             plan.target.copy_(pairs.view(plan.target.shape))
@@ -168,14 +166,9 @@ class DeltaProbe:
             done += size * together
         return torch.cat(outputs)
 
-    def _slot(self, seed: torch.Generator) -> delta.Slot:
+    def _slot(self, seed: torch.Generator, like: Tensor) -> delta.Slot:
         wide = self.heads // self.key_heads * self.width
-        return delta.Slot(
-            torch.randn(self.key_heads, self.key_width, wide, generator=seed),
-            torch.zeros(self.heads, self.chunk, self.width),
-            delta.Log.over(
-                torch.zeros(self.key_heads, self.key_width, self.chunk),
-                torch.zeros(self.heads, self.chunk),
-                torch.zeros(self.heads, self.chunk, self.chunk),
-            ),
-        )
+        base = torch.randn(self.key_heads, self.key_width, wide, generator=seed)
+        wanted = torch.zeros(self.heads, self.chunk, self.width)
+        log = delta.Log.new(self.key_heads, self.heads, self.key_width, like)
+        return delta.Slot(base, wanted, log)
