@@ -102,6 +102,11 @@ def below(found: Mapping[Cell, Sequence[Score]], cell: Cell) -> tuple[float, flo
     return statistics.fmean(gaps), statistics.stdev(gaps) / len(gaps) ** 0.5
 
 
+def accepted(scores: Sequence[Score]) -> float:
+    """Share of the target's tokens that are drafted, over all texts alike."""
+    return statistics.fmean(one.acceptance for one in scores)
+
+
 def table(found: Mapping[Cell, Sequence[Score]]) -> str:
     lines = [
         "| pairing | taps | log-probability | below (0, 0) | acceptance |",
@@ -110,9 +115,10 @@ def table(found: Mapping[Cell, Sequence[Score]]) -> str:
     for (pairing, shift), scores in found.items():
         gap, error = below(found, (pairing, shift))
         logprob = statistics.fmean(one.logprob for one in scores)
-        accepted = statistics.fmean(one.acceptance for one in scores)
         apart = "" if (pairing, shift) == (0, 0) else f"{gap:.3f} ± {error:.3f}"
-        lines.append(f"| {pairing:+d} | {shift:+d} | {logprob:.3f} | {apart} | {accepted:.1%} |")
+        lines.append(
+            f"| {pairing:+d} | {shift:+d} | {logprob:.3f} | {apart} | {accepted(scores):.1%} |"
+        )
     return "\n".join(lines)
 
 

@@ -70,9 +70,15 @@ class Eagle3Config:
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes an EAGLE-3 drafter."""
+    """Whether a config.json describes an EAGLE-3 drafter.
+
+    SafeAILab's own files say only that their vocabulary is reduced; block drafters may say so too.
+    """
+    if kind := raw.get("speculators_model_type"):
+        return bool(kind == "eagle3")
     named = any("eagle3" in str(name).lower() for name in raw.get("architectures") or ())
-    return named or raw.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in raw
+    is_block = "dflash_config" in raw or "block_size" in raw
+    return named or ("draft_vocab_size" in raw and not is_block)
 
 
 def read_eagle3_config(folder: Path) -> Eagle3Config:
