@@ -48,20 +48,23 @@ def agreement(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
 
 
 class MtpStudent(unroll.Unrolled):
-    """The MTP layer in training."""
+    """The MTP layer in training; most of all its first step, which most rounds use alone."""
 
-    steps = 3
+    steps, decay = 3, 0.5
 
-    def __init__(self, target: nn.Module, post_norm: bool) -> None:
+    def __init__(self, target: nn.Module, post_norm: bool, work: Path) -> None:
         super().__init__()
-        self.taught = heads.Taught(target)
+        self.taught = heads.Taught(target, work)
         self.mtp = heads.Mtp(target.config)
         self.post_norm = post_norm
 
     def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Unrolled`."""
-        before, after, logits = self.taught.read(ids)
-        return after if self.post_norm else before, logits
+        if self.post_norm:
+            after = self.taught.recall(ids)[1]
+            return after, self.taught.target.lm_head(after)
+        before, _, logits = self.taught.read(ids)
+        return before, logits
 
     def step(
         self, hidden: torch.Tensor, ids: torch.Tensor, past: unroll.Past
@@ -107,7 +110,7 @@ class DraftStudent(nn.Module):
 
     def __init__(self, target: nn.Module) -> None:
         super().__init__()
-        self.taught = heads.Taught(target)
+        self.taught = heads.Taught(target, Path())
         self.draft = model.build(model.draft_config())
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,10 +126,10 @@ def student(name: str, work: Path) -> nn.Module:
     if name == "draft":
         return DraftStudent(target)
     if name == "eagle3":
-        return EagleStudent(target, eagle3.vocabulary(work))
+        return EagleStudent(target, eagle3.vocabulary(work), work)
     if name in block.LAYOUTS:
         return BlockStudent(target, block.LAYOUTS[name], work)
-    return MtpStudent(target, name == "mtp")
+    return MtpStudent(target, name == "mtp", work)
 
 
 class Rows:

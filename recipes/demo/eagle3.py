@@ -14,7 +14,8 @@ from transformers.models.llama import modeling_llama as llama
 
 from recipes.demo import heads, model, tokens, unroll
 
-# Outputs of layers, low, middle and high; each can move by one for the alignment test.
+# Outputs of layers, low, middle and high; each can move by one for the alignment test. They are
+# among those that block drafters read, so the target reads generated text once for all.
 TAPS = (1, 3, 6)
 DRAFT_VOCABULARY = 1536
 CARD = Path(__file__).with_name("cards") / "eagle3.md"
@@ -117,17 +118,19 @@ class Eagle3(nn.Module):
 class Student(unroll.Unrolled):
     """The drafter in training, on the target's taps."""
 
-    def __init__(self, target: nn.Module, kept: torch.Tensor) -> None:
+    def __init__(self, target: nn.Module, kept: torch.Tensor, work: Path) -> None:
         super().__init__()
-        self.taught = heads.Taught(target)
+        self.taught = heads.Taught(target, work)
         self.eagle = Eagle3(kept)
         with torch.no_grad():
             self.eagle.lm_head.weight.copy_(target.lm_head.weight[kept])
 
     def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Unrolled`; the first feature is `fc` of the taps."""
-        taps, logits = self.taught.read_taps(ids, TAPS)
-        return self.eagle.fc(taps), logits
+        states, final = self.taught.recall(ids)
+        by_layer = dict(zip(heads.TAPS, states.chunk(len(heads.TAPS), -1), strict=True))
+        taps = torch.cat([by_layer[layer] for layer in TAPS], -1)
+        return self.eagle.fc(taps.to(self.eagle.fc.weight.dtype)), self.taught.target.lm_head(final)
 
     def step(
         self, hidden: torch.Tensor, ids: torch.Tensor, past: unroll.Past

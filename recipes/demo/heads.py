@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
-from recipes.demo import unroll
+from recipes.demo import readings, unroll
+from recipes.demo.block import TAPS
 
 
 class Mtp(nn.Module):
@@ -68,9 +70,18 @@ class Mtp(nn.Module):
 class Taught(nn.Module):
     """A frozen target and what is read from it: hidden states and logits."""
 
-    def __init__(self, target: Qwen3_5ForCausalLM) -> None:
+    def __init__(self, target: Qwen3_5ForCausalLM, work: Path) -> None:
+        """`work`: where the readings of generated text are, if they were made."""
         super().__init__()
         self.target = target.requires_grad_(False).eval()
+        self.work, self.known = work, None
+
+    def recall(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of the layers `TAPS` side by side [B, T, taps * H] and the state behind the
+        final norm [B, T, H], from disk where the text was read before."""
+        if self.known is None:
+            self.known = readings.Readings(self.work, TAPS)
+        return self.known.read(self.target, ids)
 
     @torch.no_grad()
     def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -81,20 +92,3 @@ class Taught(nn.Module):
         after = self.target.model(input_ids=ids, use_cache=False).last_hidden_state
         hook.remove()
         return before[0], after, self.target.lm_head(after)
-
-    @torch.no_grad()
-    def read_taps(
-        self, ids: torch.Tensor, layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs of `layers` side by side [B, T, layers * H] and logits [B, T, V]."""
-        taps: dict[int, torch.Tensor] = {}
-        hooks = [
-            self.target.model.layers[layer].register_forward_hook(
-                lambda _, __, out, layer=layer: taps.__setitem__(layer, out)
-            )
-            for layer in layers
-        ]
-        logits = self.target(input_ids=ids, use_cache=False).logits
-        for hook in hooks:
-            hook.remove()
-        return torch.cat([taps[layer] for layer in layers], -1), logits

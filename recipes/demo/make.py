@@ -89,7 +89,7 @@ def draft(args: argparse.Namespace) -> None:
 
 
 def readings(args: argparse.Namespace) -> None:
-    """Let the target read that text once for all block drafters."""
+    """Let the target read that text once for all drafters of hidden states."""
     from recipes.demo import block
     from recipes.demo import readings as reading
 
@@ -156,11 +156,11 @@ ORDER = (
     longer,
     finish,
     text,
+    readings,
     mtp_before,
     mtp,
     eagle3,
     draft,
-    readings,
     dflash,
     dspark,
     dspark_bonus,

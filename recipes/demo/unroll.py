@@ -15,7 +15,6 @@ from torch import nn
 
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-STEP_DECAY = 0.8
 # A draft behind a rejected one is never used, but still teaches something.
 DEAD_WEIGHT = 0.25
 
@@ -59,9 +58,12 @@ class Past:
 
 
 class Unrolled(nn.Module):
-    """A student of several steps; a subclass says what it reads and how one step is made."""
+    """A student of several steps; a subclass says what it reads and how one step is made.
 
-    steps = 4
+    Each step counts `decay` times the one before it.
+    """
+
+    steps, decay = 4, 0.8
 
     def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [B, T] -> what the first step reads [B, T, *] and the target's logits."""
@@ -84,7 +86,7 @@ class Unrolled(nn.Module):
             count = ids.shape[1] - 1 - number
             logits, hidden = self.step(hidden[:, :count], ids[:, 1 + number :], past)
             label, alive = taught[:, 1 + number :], alive[:, :count]
-            weight = STEP_DECAY**number * torch.where(alive, 1.0, DEAD_WEIGHT)
+            weight = self.decay**number * torch.where(alive, 1.0, DEAD_WEIGHT)
             loss = loss + (weight * loss_of(logits, label)).mean(1)
             alive = alive & agree_of(logits, label)
             drafts = drafts + alive.float().mean(1)

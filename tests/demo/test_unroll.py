@@ -1,6 +1,7 @@
 """Training a drafter on its own outputs must compute what drafting computes."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ def target() -> torch.nn.Module:
 def student(kind: str, target: torch.nn.Module) -> unroll.Unrolled:
     torch.manual_seed(1)
     if kind == "mtp":
-        return distill.MtpStudent(target, post_norm=True)
-    return distill.EagleStudent(target, KEPT)
+        return distill.MtpStudent(target, post_norm=True, work=Path())
+    return distill.EagleStudent(target, KEPT, Path())
 
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
@@ -52,7 +53,7 @@ def test_every_weight_of_a_student_learns(kind: str, target: torch.nn.Module) ->
 
 
 def test_the_exported_vocabulary_map_holds_offsets(target: torch.nn.Module, tmp_path) -> None:
-    net = distill.EagleStudent(target, KEPT)
+    net = distill.EagleStudent(target, KEPT, Path())
     state = {k: v for k, v in net.state_dict().items() if not k.startswith("taught.")}
     eagle3.write(state, tmp_path, "0" * 64)
     found = load_file(tmp_path / "model.safetensors")
