@@ -1,7 +1,7 @@
 """The only reader of an EAGLE-3 drafter's config.json: three packagings, one description.
 
 How layer ids count is found from the file, because the packagings disagree:
-docs/decisions/eagle3-packagings.md.
+docs/decisions/eagle-packagings.md.
 """
 
 from collections.abc import Mapping
