@@ -161,7 +161,8 @@ def fill(session: Session) -> Iterator[Window]:
         ledger.width, ledger.depth = shape
     while ledger.row_room:
         session.sampled = None
-        _refill(session)
+        while _refill(session) and ledger.runs_ahead:
+            pass  # More would follow at once in a window of its own, at the price of a pass.
         if ledger.begun and not ledger.queued:
             break
         _occupy(session)
@@ -180,24 +181,30 @@ def _occupy(session: Session) -> None:
     session.occupied_at = now
 
 
-def _refill(session: Session) -> None:
-    """Ask the drafter for what the next window still needs, within what may be generated."""
+def _refill(session: Session) -> bool:
+    """Ask the drafter for what the next window still needs, within what may be generated.
+
+    Returns whether it had something.
+    """
     ledger, drafter = session.ledger, session.drafter
     wanted = min(session.budget.choose(), ledger.draft_room) - ledger.queued
     suffix = ledger.suffix
     # The last token of an epoch is the target's own, so one fewer than remain can be drafts.
     wanted = min(wanted, session.remaining - 1 - len(suffix))
     if drafter is None or wanted < 1:
-        return
+        return False
     began = time.perf_counter()
     draft = drafter.propose(Context(session.tokens, suffix), wanted)
     elapsed = (time.perf_counter() - began) * 1e3
     session.counters.draft_ms += elapsed
-    session.drafting = (len(draft.tokens) if draft else 0, elapsed)
+    drafted, spent = session.drafting
+    session.drafting = (drafted + (len(draft.tokens) if draft else 0), spent + elapsed)
     _count_refill(session, draft, elapsed, refill=ledger.begun)
-    if draft is not None and draft.tokens:
-        session.sampled = draft if draft.probs is not None else None
-        ledger.offer(draft.tokens, draft.source)
+    if draft is None or not draft.tokens:
+        return False
+    session.sampled = draft if draft.probs is not None else None
+    ledger.offer(draft.tokens, draft.source)
+    return True
 
 
 def _count_refill(session: Session, draft: Draft | None, ms: float, *, refill: bool) -> None:

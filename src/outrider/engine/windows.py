@@ -77,6 +77,11 @@ class Ledger:
         return self._end is not None
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether a window may be issued behind one in flight."""
+        return self.depth > 1 or self.runahead is not None
+
+    @property
     def live(self) -> int:
         """Windows in flight of the current epoch."""
         return sum(flight.epoch == self.epoch for flight in self._flights)
