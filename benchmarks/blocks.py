@@ -39,8 +39,8 @@ class Forced:
     tokens: Sequence[int]
     rows: list[Tensor] = field(default_factory=list)
 
-    def choose(self, logits: Tensor, position: int) -> Choice | None:
-        del position
+    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
+        del position, sure
         self.rows.append(logits[0].log_softmax(-1))
         return Choice(token=self.tokens[len(self.rows) - 1], confidence=1.0)
 

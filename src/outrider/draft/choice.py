@@ -34,8 +34,11 @@ class Chooser(Protocol):
     accepted would not be distributed as the target's own tokens otherwise.
     """
 
-    def choose(self, logits: Tensor, position: int) -> Choice | None:
-        """Look at `logits` [1, draft rows] for the token at absolute `position`."""
+    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
+        """Look at `logits` [1, draft rows] for the token at absolute `position`.
+
+        `sure` is the row's confidence, where the drafter knows it without the chooser.
+        """
 
 
 class GreedyChooser:
@@ -49,15 +52,14 @@ class GreedyChooser:
         self._vocab_size = vocab_size
         self._min_probability = min_probability
 
-    def choose(self, logits: Tensor, position: int) -> Choice | None:
+    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
         """See `Chooser`."""
         row = logits[0] if logits.shape[1] == self._vocab_size else logits[0, : self._vocab_size]
-        largest, token = row.max(0)
-        confidence = 1.0 / float((row - largest).exp_().sum())
+        confidence = top_probabilities(row[None])[0] if sure is None else sure
         _check_finite(confidence, position)
         if confidence < self._min_probability:
             return None
-        return Choice(token=int(token), confidence=confidence)
+        return Choice(token=int(row.argmax()), confidence=confidence)
 
 
 class SampledChooser:
@@ -85,16 +87,22 @@ class SampledChooser:
         self._vocab_size, self._target_rows = vocab_size, target_rows
         self._key, self._min_probability = key, min_probability
 
-    def choose(self, logits: Tensor, position: int) -> Choice | None:
+    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
         """See `Chooser`."""
         probs = probabilities(logits[0, : self._vocab_size], self._sampling, None)
-        confidence = float(probs.max())
+        confidence = float(probs.max()) if sure is None else sure
         if confidence < self._min_probability:
             return None
         token = draw(probs, self._key.uniform(position, Purpose.DRAFT))
         padded = probs.new_zeros(self._target_rows)
         padded[: self._vocab_size] = probs
         return Choice(token=token, confidence=confidence, probs=padded)
+
+
+def top_probabilities(logits: Tensor) -> list[float]:
+    """The largest probability of each row of logits [n, vocab]."""
+    totals: list[float] = (logits - logits.amax(-1, keepdim=True)).exp_().sum(-1).tolist()
+    return [1.0 / total for total in totals]
 
 
 def as_draft(choices: Sequence[Choice], source: str) -> Draft | None:

@@ -14,7 +14,9 @@ class Recorder(GreedyChooser):
         self.rows: list[torch.Tensor] = []
         self.positions: list[int] = []
 
-    def choose(self, logits: torch.Tensor, position: int) -> Choice | None:
+    def choose(
+        self, logits: torch.Tensor, position: int, sure: float | None = None
+    ) -> Choice | None:
         self.rows.append(logits[0].clone())
         self.positions.append(position)
-        return super().choose(logits, position)
+        return super().choose(logits, position, sure)

@@ -1,7 +1,7 @@
 """A block drafter's weights for one target, and one block drafted with them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from outrider.draft.block.formats import BlockConfig
 from outrider.draft.block.heads import ConfidenceHead, MarkovHead
 from outrider.draft.block.layout import BlockLayout
 from outrider.draft.block.trunk import BlockContext, Trunk
-from outrider.draft.choice import Choice, Chooser
+from outrider.draft.choice import Choice, Chooser, top_probabilities
 from outrider.ops.linear import Linear
 
 
@@ -49,12 +49,12 @@ class BlockModel:
         hidden, choices = block.narrow(0, first, count), list[Choice]()
         state = self.markov.start(block[:first], anchor) if self.markov else None
         for row, sure in self._rows(hidden, state, anchor, choices):
-            if sure is not None and sure < least:
+            if self.confidence is not None and sure is not None and sure < least:
                 break
-            choice = chooser.choose(row, context.length + 1 + len(choices))
+            choice = chooser.choose(row, context.length + 1 + len(choices), sure)
             if choice is None:
                 break
-            choices.append(choice if sure is None else replace(choice, confidence=sure))
+            choices.append(choice)
         return choices
 
     def _embed(self, anchor: int) -> Tensor:
@@ -73,12 +73,15 @@ class BlockModel:
         """Each row's logits [1, vocab], corrected by the token chosen before it, and confidence."""
         logits = self.head(hidden).float()
         parts = self.confidence.of_rows(hidden) if self.confidence else None
+        tops = None if self.markov or self.confidence else top_probabilities(logits)
         for place, row in enumerate(logits.split(1)):
             token = choices[-1].token if choices else token
             if self.markov is not None and state is not None:
                 bias, state = self.markov.bias(token, hidden.narrow(0, place, 1), state)
                 row = row + bias.float()
-            sure = self.confidence.value(parts[place], token) if self.confidence and parts else None
+            sure = tops[place] if tops else None
+            if self.confidence and parts:
+                sure = self.confidence.value(parts[place], token)
             yield self._spread(row), sure
 
     def _spread(self, row: Tensor) -> Tensor:
