@@ -6,6 +6,7 @@ mix; the labels are the target's distributions.
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
@@ -133,20 +134,24 @@ def student(name: str, work: Path) -> nn.Module:
 
 
 class Rows:
-    """Draws batches of about 2,048 tokens, one part at a time."""
+    """Draws batches of about 2,048 tokens, one part at a time; a share of them the target's own."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, own_share: float = OWN_TEXT) -> None:
+        self.work, self.own_share = work, own_share
         self.own: dict[str, list[torch.Tensor]] = {part: [] for part in mix.PARTS}
         for file in sorted((work / "generated").glob("*.pt")):
             shard = torch.load(file)
             self.own[shard["part"]] += list(shard["ids"].long())
-        self.real = mix.Mix(tokens.load(work / "tokenizer.json"), corpus.load(), held_out=False)
+
+    @functools.cached_property
+    def real(self) -> mix.Mix:
+        return mix.Mix(tokens.load(self.work / "tokenizer.json"), corpus.load(), held_out=False)
 
     def batch(self, seed: str) -> tuple[torch.Tensor, int]:
         rng = random.Random(seed)
         part = rng.randrange(len(mix.PARTS))
         name = mix.PARTS[part]
-        if self.own[name] and rng.random() < OWN_TEXT:
+        if self.own[name] and rng.random() < self.own_share:
             size = len(self.own[name][0])
             return torch.stack(rng.sample(self.own[name], round(ROW_TOKENS / size))), part
         stage = mix.CURRICULUM[rng.choice((1, 2))]
@@ -161,7 +166,7 @@ def worker(
     """Train one student until the time is up."""
     torch.set_num_threads(1)
     fast_kernels.install()
-    rows = Rows(work)
+    rows = Rows(work, getattr(net, "own_share", OWN_TEXT))
     rates = parallel.Rates(matrices=4e-3, others=4e-3, decay=0.05, warmup=0.03, hold=0.3)
     optimizer = parallel.ShardedOptimizer(net, shared, rank, rates)
     step = parallel.resume(work / name, net, optimizer).get("step", 0)
