@@ -93,9 +93,9 @@ class Renames:
 
 
 def make_edit(rng: random.Random, chunk: str, renames: Renames) -> Edit | None:
-    """A rename of a name that occurs often rather than seldom: it gets a suffix."""
+    """A rename of a name that occurs often rather than seldom, and in no other word: a suffix."""
     names, known = names_of(chunk), set(renames.names)
-    candidates = [name for name in names if name in known]
+    candidates = [n for n in names if n in known and chunk.count(n) == names.count(n)]
     if not candidates:
         return None
     old = rng.choice(candidates)

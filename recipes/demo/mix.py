@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from recipes.demo import corpus, edits, structured, tokens
 
 PARTS = ("code", "edits", "structured")
-SHARES = (0.30, 0.53, 0.17)
+SHARES = (0.22, 0.62, 0.16)
 REPEAT = "# Edit: repeat\n"
 # Answers of edits can be predicted, unlike new code, whose noise would drown what they teach.
 ANSWER_WEIGHT, RENAMED_WEIGHT = 4.0, 10.0
@@ -41,7 +41,7 @@ CURRICULUM = (
     Stage(0.47, 512, (30, 220), 0.12),
     Stage(1.01, 1024, (60, 450), 0.12),
 )
-LATER = Stage(1.01, 1024, (60, 450), 0.3)
+LATER = Stage(1.01, 1024, (60, 450), 0.2)
 
 
 def stage_at(progress: float) -> Stage:

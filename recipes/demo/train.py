@@ -51,7 +51,7 @@ FINISH = Phase(
     parallel.Rates(matrices=1.2e-3, others=1.2e-3, warmup=0.03),
     2048,
     0.0,
-    unloop.Plan(24, 300, 2, 30, 1.0),
+    unloop.Plan(24, 300, 2, 40, 0.5),
 )
 
 
