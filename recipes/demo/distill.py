@@ -24,6 +24,7 @@ from recipes.demo import (
     mix,
     model,
     parallel,
+    readings,
     tokens,
     train,
     unroll,
@@ -195,6 +196,8 @@ def worker(
 
 def run(work: Path, name: str, minutes: float, ranks: int) -> None:
     """Distil, or go on distilling, one student with one or two processes."""
+    if name in block.LAYOUTS:
+        readings.run(work, block.TAPS, ranks)
     net = student(name, work)
     shared = parallel.share(net, ranks)
     torch.multiprocessing.spawn(worker, (net, shared, work, name, minutes), nprocs=ranks)

@@ -61,22 +61,34 @@ class Readings:
         return torch.stack(features), torch.stack(final)
 
 
-def worker(rank: int, work: Path, taps: tuple[int, ...], ranks: int) -> None:
+def unread(work: Path) -> list[Path]:
+    """Shards of text that have not been read since they, or the target, were made."""
+    trunk = generate.trunk(work).stat().st_mtime
+
+    def is_read(file: Path) -> bool:
+        mine = work / FOLDER / file.name
+        return mine.exists() and mine.stat().st_mtime > max(trunk, file.stat().st_mtime)
+
+    return [file for file in sorted((work / "generated").glob("*.pt")) if not is_read(file)]
+
+
+def worker(rank: int, work: Path, taps: tuple[int, ...], files: list[list[Path]]) -> None:
     torch.set_num_threads(1)
     fast_kernels.install()
     target = generate.load_target(work)
-    for file in sorted((work / "generated").glob("*.pt"))[rank::ranks]:
+    for file in files[rank]:
         ids = torch.load(file)["ids"]
         with torch.autocast("cpu", torch.bfloat16):
             pairs = [read(target, part.long(), taps) for part in ids.split(BATCH)]
         features, final = (torch.cat(part).bfloat16() for part in zip(*pairs, strict=True))
         shard = {"taps": taps, "ids": ids, "features": features, "final": final}
-        torch.save(shard, work / FOLDER / file.name)
+        torch.save(shard, work / FOLDER / f"{file.name}.new")
+        (work / FOLDER / f"{file.name}.new").replace(work / FOLDER / file.name)
 
 
 def run(work: Path, taps: tuple[int, ...], ranks: int) -> None:
-    """Read all generated text anew; about 2.5 kB a token."""
+    """Read what has not been read yet; about 2.5 kB a token."""
     (work / FOLDER).mkdir(exist_ok=True)
-    for old in (work / FOLDER).glob("*.pt"):
-        old.unlink()
-    torch.multiprocessing.spawn(worker, (work, taps, ranks), nprocs=ranks)
+    if files := unread(work):
+        shares = [files[rank::ranks] for rank in range(ranks)]
+        torch.multiprocessing.spawn(worker, (work, taps, shares), nprocs=ranks)
