@@ -218,12 +218,14 @@ def test_a_boundary_that_disagrees_with_a_queued_draft_is_the_correction():
     ledger.offer((13, 14), "test")
     verdict = ledger.judge(0, (10, 11, 12, 99))
     assert (verdict.tokens, verdict.closes, verdict.voided) == ((10, 11, 12, 99), True, 0)
+    assert verdict.rejected
     assert (ledger.queued, ledger.epoch, ledger.length) == (0, 1, 7)
 
 
 def test_a_boundary_that_nothing_depends_on_is_a_bonus():
     ledger = opened(depth=1)
-    assert ledger.judge(0, (10, 11, 12, 13)).tokens == (10, 11, 12, 13)
+    verdict = ledger.judge(0, (10, 11, 12, 13))
+    assert (verdict.tokens, verdict.rejected) == ((10, 11, 12, 13), False)
 
 
 def test_a_mismatch_voids_what_depends_on_it_and_the_next_epoch_starts_at_once():
@@ -232,6 +234,7 @@ def test_a_mismatch_voids_what_depends_on_it_and_the_next_epoch_starts_at_once()
     ledger.issue(9)
     verdict = ledger.judge(0, (10, 99, 98, 97))
     assert (verdict.tokens, verdict.accepted, verdict.verified) == ((10, 99), 1, 3)
+    assert verdict.rejected
     assert verdict.voided == 1
     window = ledger.issue(99)
     assert (window.start, window.epoch, window.opens_epoch) == (4, 1, True)

@@ -4,6 +4,9 @@ from itertools import product
 
 import pytest
 
+from outrider.errors import OutriderError
+from outrider.stage.link import Link
+from outrider.stage.part import Part, Returned
 from outrider.state.spec import POLICIES
 from tests.exactness.cells import Cell, check_cell
 from tests.exactness.pairs import pairs, pairwise
@@ -42,6 +45,35 @@ def test_every_pair(targets, row):
 @pytest.mark.parametrize("method", ["suffix", "right", "silent"])
 def test_other_drafters(targets, method):
     check(targets, 4, (1, 3), "hybrid", "greedy", "log", method)
+
+
+return_to = Part._return
+send = Link.send
+
+
+def settle_only_the_first_stage(part, slot, window):
+    return return_to(part, slot, window) if part._decoder.first == 0 else Returned(None, 0.0)
+
+
+def overtake(link, item, nbytes, now):
+    """Of two items on the way, the newer arrives first."""
+    send(link, item, nbytes, now)
+    if len(link._flying) > 1:
+        (late, old), (later, new) = link._flying[-2], link._flying[-1]
+        link._flying[-2], link._flying[-1] = (late, new), (later, old)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("outrider.stage.part.Part._return", settle_only_the_first_stage),
+        ("outrider.stage.link.Link.send", overtake),
+    ],
+)
+def test_a_planted_fault_fails(targets, monkeypatch, name, fault):
+    monkeypatch.setattr(name, fault)
+    with pytest.raises((AssertionError, OutriderError, IndexError)):
+        check(targets, 4, (1, 3), "hybrid", "greedy", "log")
 
 
 @pytest.mark.soak

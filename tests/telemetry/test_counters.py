@@ -47,6 +47,13 @@ def test_figures_of_a_request():
     assert counters.by_source["suffix"] == c.SourceCount(proposed=9, verified=5, accepted=3)
 
 
+def test_conditional_acceptance_counts_what_a_boundary_rejects():
+    counters = request()
+    counters.rejected = 2  # one in its window, one in a window behind that was voided
+    assert c.conditional_acceptance(counters) == 3 / 5
+    assert c.conditional_acceptance(c.Counters()) == 0.0
+
+
 def test_plain_decoding_has_mean_acceptance_length_one():
     counters = c.Counters(first_tokens=1, emitted=8, epochs_closed=7)
     for _ in range(7):
@@ -63,6 +70,7 @@ def test_timings_are_the_agreed_keys_and_json():
         "predicted_ms",
         "predicted_per_second",
         "prompt_n",
+        "cache_n",
         "prompt_ms",
         "draft_n",
         "draft_n_accepted",
@@ -105,12 +113,15 @@ def test_timings_are_the_agreed_keys_and_json():
 def test_merged_requests_keep_the_identity_and_their_parts():
     one, two = request(), request()
     two.exact, two.max_in_flight = False, 3
+    one.occupy(2, 4.0)
+    two.occupy(0, 1.0)
     total = c.merge([one, two])
     total.check()
     assert (total.emitted, total.first_tokens, total.proposed) == (10, 2, 18)
     assert total.verified_at == [4, 4, 2]
     assert total.by_source["suffix"].accepted == 6
     assert total.rollbacks == {"log": 2}
+    assert total.occupancy_ms == [1.0, 0.0, 4.0]
     assert (total.exact, total.max_in_flight) == (False, 3)
     assert one.rollbacks == {"log": 1}
     assert one.verified_at == [2, 2, 1]
