@@ -4,7 +4,8 @@ A drafter declares what it needs of the target and answers two calls. It never s
 logits, the verifier or the clock. One drafter object serves one session.
 """
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from outrider.core_types import Commit, Context, Draft, Needs
 
@@ -28,3 +29,27 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free what the drafter holds; it is not used afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy of what a drafter knew of some tokens; only its own kind can read it."""
+
+    value: object
+    nbytes: int
+
+
+@runtime_checkable
+class KeepingDrafter(Drafter, Protocol):
+    """A drafter that can begin a session where another one stood.
+
+    One that asks for taps is asked to keep when a part of the prompt was observed, and resumes
+    exactly there. Others are asked at the end of a session, and find out for themselves how much of
+    it the next one shares.
+    """
+
+    def keep(self) -> Kept | None:
+        """A copy of what is known, None if there is nothing worth it."""
+
+    def resume(self, kept: Kept) -> None:
+        """Begin from what a drafter of the same kind kept; called before anything else."""

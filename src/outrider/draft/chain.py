@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from outrider.core_types import Commit, Context, Draft, Needs
-from outrider.draft.base import Drafter
+from outrider.draft.base import Drafter, KeepingDrafter, Kept
 from outrider.errors import ConfigError
 
 Limit = Callable[[str, int], int]
@@ -67,6 +67,19 @@ class ChainDrafter:
         """Tell all."""
         for drafter in self._drafters:
             drafter.observe(commit)
+
+    def keep(self) -> Kept | None:
+        """What each of them keeps, None if none does."""
+        parts = [one.keep() if isinstance(one, KeepingDrafter) else None for one in self._drafters]
+        size = sum(part.nbytes for part in parts if part)
+        return Kept(parts, size) if any(parts) else None
+
+    def resume(self, kept: Kept) -> None:
+        """Hand each its own part."""
+        assert isinstance(kept.value, list)
+        for drafter, part in zip(self._drafters, kept.value, strict=True):
+            if part is not None and isinstance(drafter, KeepingDrafter):
+                drafter.resume(part)
 
     def close(self) -> None:
         """Close all."""

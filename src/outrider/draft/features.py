@@ -34,6 +34,13 @@ class Backlog:
         """Position behind the last row."""
         return self.start + len(self.tokens)
 
+    def copy(self) -> "Backlog":
+        """An independent one; the rows themselves never change."""
+        return Backlog(self.start, list(self.tokens), list(self._rows))
+
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self._rows)
+
     def add(self, commit: Commit) -> None:
         """Keep a commit's rows; StageError where there are none, or they leave a gap."""
         features = commit.features

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
 from outrider.draft.features import Backlog
 from outrider.errors import StageError
@@ -48,6 +49,17 @@ class HeadDrafter:
         self._backlog.add(commit)
         if self._backlog.full:
             self._catch_up()
+
+    def keep(self) -> Kept | None:
+        """The state, and the features that it has not consumed."""
+        size = self._state.nbytes() + self._backlog.nbytes()
+        return Kept((self._state.copy(), self._backlog.copy(), self._newest), size)
+
+    def resume(self, kept: Kept) -> None:
+        """Go on from there."""
+        assert isinstance(kept.value, tuple)
+        state, backlog, self._newest = kept.value
+        self._state, self._backlog = state.copy(), backlog.copy()
 
     def close(self) -> None:
         """Free the state."""

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Protocol
 
 from outrider.core_types import TokenLogprob
-from outrider.draft.base import Drafter
+from outrider.draft.base import Drafter, KeepingDrafter
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.loop import step
 from outrider.engine.prefix import PrefixCache, place_to_keep
@@ -265,11 +265,14 @@ class Engine:
         """Open a session for a prepared request."""
         session = self._session(request)
         prompt, sampling, taps = session.tokens, request.sampling, session.taps
-        prefixes = None if taps or request.score_prompt else self.prefixes
-        known = prefixes.find(request.owner, prompt) if prefixes else None
+        prefixes = None if request.score_prompt else self.prefixes
+        known = prefixes.find(request.owner, prompt, taps) if prefixes else None
         if prefixes and known:
-            session.prefilled = session.counters.reused = len(known.tokens)
-            prefixes.stage.open_kept(session.id, sampling, prompt, known.key)
+            session.prefix = known.key
+            session.prefilled = session.observed = session.counters.reused = len(known.tokens)
+            prefixes.stage.open_kept(session.id, sampling, prompt, known.key, taps)
+            if known.drafter and isinstance(session.drafter, KeepingDrafter):
+                session.drafter.resume(known.drafter)
         else:
             self.stage.open(session.id, sampling, session.prompt_len, taps)
         if prefixes:
@@ -378,6 +381,8 @@ class Engine:
             return
         self.stage.close(session.id)
         session.budget.close()
+        if self.prefixes and not session.taps:
+            self.prefixes.keep_drafter(session)
         if session.drafter is not None:
             session.drafter.close()
 

@@ -8,18 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from outrider.draft.base import KeepingDrafter, Kept
 from outrider.engine.session import GRID, Session
 from outrider.stage.base import KeepingStage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Prefix:
-    """`tokens` consumed by the state that the stage keeps under `key`, `size` bytes."""
+    """`tokens` consumed by the state that the stage keeps under `key`, and what the drafter knew.
+
+    `size` is in bytes, for all of it; `follows` is the token behind, which a drafter that reads
+    hidden states has already seen beside the last of them.
+    """
 
     key: int
     owner: str
     tokens: tuple[int, ...]
+    follows: int
     size: int
+    drafter: Kept | None = None
 
 
 class PrefixCache:
@@ -37,12 +44,18 @@ class PrefixCache:
         """How many prefixes are kept."""
         return len(self._kept)
 
-    def find(self, owner: str, prompt: Sequence[int]) -> Prefix | None:
-        """The longest prefix of `prompt`, shorter than it, that `owner` left here."""
+    def find(self, owner: str, prompt: Sequence[int], taps: Sequence[int]) -> Prefix | None:
+        """The longest prefix of `prompt`, shorter than it, that `owner` left here.
+
+        A drafter with `taps` cannot do without what one of its kind kept: the hidden states of the
+        prefix will not come again.
+        """
         best: Prefix | None = None
         for prefix in self._kept.values():
             size = len(prefix.tokens)
             longer = size < len(prompt) and (best is None or size > len(best.tokens))
+            if longer and taps and (prefix.drafter is None or prompt[size] != prefix.follows):
+                continue
             if longer and prefix.owner == owner and prefix.tokens == tuple(prompt[:size]):
                 best = prefix
         if best is not None:
@@ -51,22 +64,41 @@ class PrefixCache:
 
     def keep(self, session: Session) -> None:
         """Copy the state of a session that has just consumed `keep_at` tokens of its prompt."""
-        tokens = tuple(session.tokens[: session.keep_at])
+        *tokens, follows = session.tokens[: session.keep_at + 1]
         session.keep_at = 0
-        known = [p for p in self._kept.values() if p.owner == session.owner and p.tokens == tokens]
-        if known:
-            return
-        key = next(self._keys)
+        for old in list(self._kept.values()):
+            if old.owner == session.owner and old.tokens == tuple(tokens):
+                self._forget(old)
+        session.prefix = key = next(self._keys)
         size = self.stage.keep(session.id, key)
-        self._kept[key] = Prefix(key=key, owner=session.owner, tokens=tokens, size=size)
+        self._kept[key] = Prefix(
+            key=key, owner=session.owner, tokens=tuple(tokens), follows=follows, size=size
+        )
         self.bytes += size
-        while self.bytes > self._max_bytes:
-            self._forget(next(iter(self._kept.values())))
+        self.keep_drafter(session, bool(session.taps))
+        self._shrink()
+
+    def keep_drafter(self, session: Session, now: bool = True) -> None:
+        """Copy what a session's drafter knows beside the prefix that it left or began from."""
+        prefix, drafter = self._kept.get(session.prefix), session.drafter
+        if not now or prefix is None or not isinstance(drafter, KeepingDrafter):
+            return
+        kept = drafter.keep()
+        if kept is None:
+            return
+        more = kept.nbytes - (prefix.drafter.nbytes if prefix.drafter else 0)
+        prefix.drafter, prefix.size = kept, prefix.size + more
+        self.bytes += more
+        self._shrink()
 
     def clear(self) -> None:
         """Free everything."""
         for prefix in list(self._kept.values()):
             self._forget(prefix)
+
+    def _shrink(self) -> None:
+        while self.bytes > self._max_bytes:
+            self._forget(next(iter(self._kept.values())))
 
     def _forget(self, prefix: Prefix) -> None:
         del self._kept[prefix.key]

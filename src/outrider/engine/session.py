@@ -51,7 +51,8 @@ class Session:
 
     `boundary` is the log-probability of a draft that the window before it judged, where asked for.
     `observed` counts the prompt rows whose hidden states the drafter has got, where it asked.
-    `owner` is whose prefixes it shares; its state is kept once `keep_at` tokens were prefilled.
+    `owner` is whose prefixes it shares; its state is kept once `keep_at` tokens were prefilled, and
+    `prefix` is the key under which it was, or under which it found what it began from.
     `served` is when the prompt last moved on. `scores`, where wanted, are the log-probabilities of
     the prompt's tokens from the second on.
     """
@@ -71,6 +72,7 @@ class Session:
     pieces: list[Piece] = field(default_factory=list)
     owner: str = ""
     keep_at: int = 0
+    prefix: int = -1
     prefilled: int = 0
     observed: int = 0
     served: float = 0.0

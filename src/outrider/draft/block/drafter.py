@@ -3,6 +3,7 @@
 import torch
 
 from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.draft.base import Kept
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext
 from outrider.draft.choice import Chooser, as_draft
@@ -46,6 +47,17 @@ class BlockDrafter:
         self._backlog.add(commit)
         if self._backlog.full:
             self._catch_up()
+
+    def keep(self) -> Kept | None:
+        """The context, and the features that are not in it."""
+        size = self._context.storage.nbytes + self._backlog.nbytes()
+        return Kept((self._context.copy(), self._backlog.copy()), size)
+
+    def resume(self, kept: Kept) -> None:
+        """Go on from there."""
+        assert isinstance(kept.value, tuple)
+        context, backlog = kept.value
+        self._context, self._backlog = context.copy(), backlog.copy()
 
     def close(self) -> None:
         """Free the context."""

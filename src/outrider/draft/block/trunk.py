@@ -5,6 +5,7 @@ projected features into keys and values, once, when they come. Block rows write 
 context, where the next block overwrites them.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,12 @@ class BlockContext:
         sizes = len(trunk.layers), 2, mixer.config.kv_heads, 0, mixer.config.width
         self.storage = torch.empty(sizes, dtype=trunk.dtype, device=trunk.cos.device)
         self.length = 0
+
+    def copy(self) -> "BlockContext":
+        """An independent one with the same rows."""
+        twin = copy(self)
+        twin.storage = self.storage.clone()
+        return twin
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions."""

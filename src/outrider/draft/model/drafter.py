@@ -8,6 +8,7 @@ pass over the missing tokens and the last one.
 import torch
 
 from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
 from outrider.models.decoder import Decoder
@@ -40,6 +41,15 @@ class DraftModelDrafter:
         """Learn what became final; nothing runs."""
         if self._runner is not None:
             self._runner.observe(commit)
+
+    def keep(self) -> Kept | None:
+        """The state of the committed tokens, as far as it can go back to them."""
+        return self._runner.keep() if self._runner else None
+
+    def resume(self, kept: Kept) -> None:
+        """Go on from there; what the new session's tokens do not share is dropped when asked."""
+        if self._runner:
+            self._runner.resume(kept)
 
     def close(self) -> None:
         """Free the state."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.core_types import Commit, Context
+from outrider.draft.base import Kept
 from outrider.draft.model.sync import DraftSync, Reset, Restorable, Trim, between
 from outrider.models.decoder import Decoder
 from outrider.models.pass_plan import Span
@@ -73,6 +74,24 @@ class DraftRunner:
         """Advance the floor over consumed tokens that became final."""
         self._sync.observe(commit)
         self._raise_floor()
+
+    def keep(self) -> Kept | None:
+        """The committed tokens that were consumed and a copy of their state."""
+        self._recover()
+        # What stands below the floor was committed, too, whether its commit was observed or not.
+        length = self._restorable().at_or_below(max(self._sync.final, self._state.floor))
+        if not length:
+            return None
+        self._trim(length)
+        state = self._state.copy()
+        return Kept((self._sync.consumed, state), state.nbytes())
+
+    def resume(self, kept: Kept) -> None:
+        """Stand where another runner of the same model stood."""
+        assert isinstance(kept.value, tuple)
+        tokens, state = kept.value
+        self._state = state.copy()
+        self._sync.record(tokens)
 
     def _go_back(self, context: Context) -> None:
         """Take back consumed tokens that are not the context's."""

@@ -78,6 +78,11 @@ class DraftSync:
         return len(self._consumed)
 
     @property
+    def consumed(self) -> tuple[int, ...]:
+        """The tokens that the state has consumed."""
+        return tuple(self._consumed)
+
+    @property
     def final(self) -> int:
         """How many of them are known to be committed, so that no plan goes back below."""
         return self._final
