@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.ops.int8 import Int8Fallback, Int8Logits, Int8Product, can_multiply, quantise
-from outrider.ops.linear import LinearPlan, candidates
+from outrider.ops.linear import LinearPlan, candidates, make_linear
 from outrider.ops.selftest import Kernels
 
 SHAPES = ((64, 64), (80, 48), (5, 40), (33, 100), (96, 1), (1, 33))
@@ -65,7 +65,7 @@ def test_the_self_test_finds_a_plan_that_keeps_bits(out: int, inner: int) -> Non
 def test_a_device_without_the_kernel_widens() -> None:
     weight = torch.empty(8, 8, device="meta")
     assert not can_multiply(weight)
-    assert candidates(weight, exact=False, quantize="int8") == [LinearPlan("int8-widened", 1)]
+    assert candidates(weight, exact=False, quantize="int8") == [LinearPlan("int8-widened-mixed", 1)]
 
 
 def test_half_precision_rows_stay_half() -> None:
@@ -90,3 +90,15 @@ def test_the_largest_logits_are_summed_in_fp32(with_bias: bool) -> None:
     few = Int8Logits(weight[:5], None)(rows)
     small = reference(weight[:5], rows, torch.zeros(5))
     torch.testing.assert_close(few.double(), small, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["int8-mixed", "int8-widened-mixed"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_the_largest_inputs_stay_whole(kernel: str, with_bias: bool) -> None:
+    weight, rows, bias = pair(64, 96)
+    rows[:, [5, 40, 77, 90]] *= 50.0
+    layer = make_linear(weight, bias if with_bias else None, LinearPlan(kernel, 1))
+    expected = rows.double() @ weight.double().t() + (bias if with_bias else 0.0)
+    rounded = Int8Product(weight, bias if with_bias else None)(rows)
+    ours = (layer(rows).double() - expected).norm()
+    assert 0 < ours < 0.1 * (rounded.double() - expected).norm()

@@ -135,7 +135,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
     """Load and check what drafts; any failure ends the start, never the speculation alone."""
     name = speculative.draft_model
     if speculative.method == "mtp":
-        return load_mtp(target.folder, target.ends, target.kernels, target.options)
+        return load_mtp(target.folder, target.ends, target.kernels.whole(), target.options)
     if name is None:
         return None
     try:
@@ -144,7 +144,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
         if speculative.method in BLOCK_METHODS or holds_block_drafter(folder):
             return _block_model(folder, speculative, target)
         if speculative.method == "eagle3":
-            return load_eagle3(folder, target.ends, target.kernels, target.options)
+            return load_eagle3(folder, target.ends, target.kernels.whole(), target.options)
         return _draft_model(folder, target)
     except CheckpointError as error:
         raise CheckpointError(
@@ -153,7 +153,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
 
 
 def _block_model(folder: Path, speculative: SpeculativeConfig, target: LoadedTarget) -> BlockModel:
-    model = load_block(folder, target.ends, target.kernels, speculative.method)
+    model = load_block(folder, target.ends, target.kernels.whole(), speculative.method)
     wanted, most = speculative.max_draft_tokens, model.layout.max_drafts
     if wanted != "auto" and wanted > most:
         raise ConfigError(

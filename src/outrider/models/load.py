@@ -1,20 +1,21 @@
 """From a model folder or GGUF file to a `Decoder`, or a range of its layers."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.errors import CheckpointError
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
-from outrider.models.decoder import Decoder, DecoderLayer, Mlp
+from outrider.models.decoder import Decoder, DecoderLayer, Layer, Mlp, state_spec
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.model_file import open_tensors
-from outrider.models.pass_plan import PassTables
+from outrider.models.pass_plan import PassTables, Span, plan_pass
 from outrider.models.rope import rope_tables
 from outrider.models.weights import TensorSource, WeightReader
 from outrider.ops.attention import BiasTable, Heads
@@ -22,10 +23,12 @@ from outrider.ops.delta import chunk_table
 from outrider.ops.linear import Linear
 from outrider.ops.norm import RmsNorm, fold_norm, length_eps, rms_norm
 from outrider.ops.selftest import Kernels
+from outrider.state.sequence import SequenceState
 from outrider.state.spec import LOG_CHUNK
 
 LOG = logging.getLogger(__name__)
 MTP_PREFIX = "mtp."
+CALIBRATION_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,22 +77,58 @@ def _build(
     length: int,
 ) -> Decoder:
     last = config.num_layers if options.last is None else options.last
-    layers = tuple(
-        build_layer(config, layer, options.first, reader, kernels)
-        for layer in range(options.first, last)
-    )
     embedding, norm, head = _ends(config, reader, kernels, options.first == 0, last)
+    tables = build_tables(config, kernels, options.device, length)
+    send = _sender(config, tables, options, last, embedding) if kernels.quantize != "none" else None
+    layers: list[Layer] = []
+    for number in range(options.first, last):
+        layers.append(build_layer(config, number, options.first, reader, kernels))
+        if send is not None:
+            send(layers[-1])
     return Decoder(
         config=config,
         first=options.first,
-        layers=layers,
-        tables=build_tables(config, kernels, options.device, length),
+        layers=tuple(layers),
+        tables=tables,
         dtype=options.dtype,
         exact=kernels.exact,
         embedding=embedding,
         norm=norm,
         head=head,
     )
+
+
+def _sender(
+    config: ModelConfig,
+    tables: PassTables,
+    options: LoadOptions,
+    last: int,
+    embedding: Tensor | None,
+) -> Callable[[Layer], None]:
+    """What sends rows through one layer after another, each before the next one is read.
+
+    Layers that round themselves learn from these rows which inputs are large, and let go of their
+    weights. Random tokens show it as well as text does (docs/models.md); a range of layers without
+    the embedding begins with random rows, so its rounding is not that of the whole model.
+    """
+    rows, seed = min(CALIBRATION_ROWS, tables.cos.shape[0]), torch.Generator().manual_seed(0)
+    if embedding is not None:
+        tokens = torch.randint(0, config.vocab_size, (rows,), generator=seed)
+        hidden = functional.embedding(tokens.to(options.device), embedding)
+    else:
+        hidden = torch.randn(rows, config.hidden_size, generator=seed)
+        hidden = hidden.to(options.device, options.dtype)
+    kinds = config.layer_kinds[options.first : last]
+    spec = state_spec(config, kinds, "log", 0, options.dtype.itemsize)
+    state = SequenceState(spec, dtype=options.dtype, device=options.device)
+    plan = plan_pass([Span(state, rows, revocable=False)], tables, hidden)
+
+    @torch.inference_mode()
+    def send(layer: Layer) -> None:
+        nonlocal hidden
+        hidden = layer(hidden, plan)
+
+    return send
 
 
 def build_tables(

@@ -1,14 +1,24 @@
 """Weight-only int8: each output row of a matrix in 8 bits under a scale of its own.
 
+The few inputs that are much larger than others stay whole (`Int8Mixed`).
+
 On the CPU torch's own kernel multiplies bfloat16 activations with it and sums in fp32. It reads
 whole vectors and checks nothing, so the inner width is padded to a multiple of their length.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+KEPT_SHARE = 12
+"""One input in so many stays whole: 48 of 576, 128 of 1536."""
+
+FEWEST_ROWS = 4
+
+Product = Callable[[Tensor], Tensor]
 
 LEVELS = 127
 VECTOR = 32
@@ -55,6 +65,33 @@ class Int8Product:
         y = torch.ops.aten._weight_int8pack_mm(half, self.matrix.codes, self.matrix.scale)
         result: Tensor = y.to(x.dtype)
         return result if self._bias is None else result + self._bias
+
+
+class Int8Mixed:
+    """y = x W^T + b with most inputs' columns in int8 and those at `kept` [k] whole.
+
+    After LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339): in language models a few inputs of a
+    layer are many times larger than the others in every row, and so is their rounding error.
+    """
+
+    def __init__(self, rounded: Product, weight: Tensor, kept: Tensor) -> None:
+        """`rounded` multiplies all inputs, with zeros at `kept`, and adds b."""
+        self._rounded, self._kept = rounded, kept
+        self._whole = weight[:, kept].t().contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inputs = x.index_select(1, self._kept)
+        # MKL sums products of fewer rows in another order.
+        missing = max(FEWEST_ROWS - len(x), 0)
+        if missing:
+            inputs = functional.pad(inputs, (0, 0, 0, missing))
+        return self._rounded(x).add_(torch.mm(inputs, self._whole)[: len(x)])
+
+
+def largest_inputs(weight: Tensor, rows: Tensor) -> Tensor:
+    """Which inputs of W [out, in] rounding would cost most, judged by `rows` [n, in]: int64 [k]."""
+    size = rows.float().square().mean(0).sqrt() * weight.float().abs().amax(0)
+    return size.topk(weight.shape[1] // KEPT_SHARE).indices.sort().values
 
 
 class Int8Logits:

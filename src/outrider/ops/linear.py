@@ -14,11 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.ops.int8 import Int8Fallback, Int8Logits, Int8Product, can_multiply
+from outrider.ops.int8 import (
+    Int8Fallback,
+    Int8Logits,
+    Int8Mixed,
+    Int8Product,
+    can_multiply,
+    largest_inputs,
+)
 from outrider.ops.rows import pad_rows, padded_rows
 
 PACKED_FOR_ROWS = 8
 """Row count that weights are packed for; see docs/decisions/row-invariance.md."""
+
+MIXED = "-mixed"
+"""Ends the name of a kernel that keeps the largest inputs' columns whole."""
 
 Kernel = Callable[[Tensor], Tensor]
 Quantize = Literal["none", "int8"]
@@ -54,13 +64,43 @@ class Linear:
         return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
 
 
+class MixedLinear(Linear):
+    """A linear layer that is rounded when its first rows come: they tell which inputs are large.
+
+    Until then it holds the weight as it is; `models.load` sends rows through every layer.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, plan: LinearPlan) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.plan = plan
+        self._given: tuple[Tensor, Tensor | None] | None = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._given is not None:
+            self._kernel = self._round(*self._given, x)
+            self._given = None
+        return super().__call__(x)
+
+    def _round(self, weight: Tensor, bias: Tensor | None, rows: Tensor) -> Kernel:
+        rounded = _kernels()[self.plan.kernel.removesuffix(MIXED)]
+        kept = largest_inputs(weight, rows)
+        return Int8Mixed(rounded(weight.index_fill(1, kept, 0.0), bias), weight, kept)
+
+
+def make_linear(weight: Tensor, bias: Tensor | None, plan: LinearPlan) -> Linear:
+    """A layer under a plan."""
+    return (MixedLinear if plan.kernel.endswith(MIXED) else Linear)(weight, bias, plan)
+
+
 def candidates(
     weight: Tensor, *, exact: bool, quantize: Quantize = "none", head: bool = False
 ) -> list[LinearPlan]:
     """Plans worth trying for a weight, fastest first; the last one is invariant by construction."""
     if quantize == "int8":
-        kernel = "int8-logits" if head else "int8"
-        kernel = kernel if can_multiply(weight) else "int8-widened"
+        if head:
+            kernel = "int8-logits" if can_multiply(weight) else "int8-widened"
+        else:
+            kernel = ("int8" if can_multiply(weight) else "int8-widened") + MIXED
         return [LinearPlan(kernel, rows) for rows in ((1, 2, 4, 8, 0) if exact else (1,))]
     kernel = "packed" if _can_pack(weight) else "plain"
     if not exact:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops import attention, delta
-from outrider.ops.linear import Linear, LinearPlan, Quantize, candidates
+from outrider.ops.linear import Linear, LinearPlan, Quantize, candidates, make_linear
 
 TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 65, 256)
 DISTINCT_ROWS = 8
@@ -38,14 +38,19 @@ class Kernels:
         `head`: the results are logits, of which the largest count.
         """
         key = (*weight.shape, bias is not None, weight.dtype)
-        if key in self.linear:
-            return Linear(weight, bias, self.linear[key])
-        for plan in candidates(weight, exact=self.exact, quantize=self.quantize, head=head):
-            layer = Linear(weight, bias, plan)
-            if not self.exact or plan.rows == 0 or _linear_is_invariant(layer, weight):
-                break
-        self.linear[key] = layer.plan
-        return layer
+        if key not in self.linear:
+            tried = candidates(weight, exact=self.exact, quantize=self.quantize, head=head)
+            self.linear[key] = next(plan for plan in tried if self._passes(weight, bias, plan))
+        return make_linear(weight, bias, self.linear[key])
+
+    def _passes(self, weight: Tensor, bias: Tensor | None, plan: LinearPlan) -> bool:
+        if not self.exact or plan.rows == 0:
+            return True
+        return _linear_is_invariant(make_linear(weight, bias, plan), weight)
+
+    def whole(self) -> "Kernels":
+        """Kernels for small parts that are not rounded."""
+        return self if self.quantize == "none" else Kernels(exact=self.exact)
 
     def report(self) -> dict[str, str]:
         """Chosen plans in words, for `outrider doctor` and `inspect`."""
@@ -81,6 +86,7 @@ class Kernels:
 def _linear_is_invariant(layer: Linear, weight: Tensor) -> bool:
     seed = torch.Generator().manual_seed(0)
     rows = torch.randn(DISTINCT_ROWS, weight.shape[1], generator=seed).to(weight)
+    layer(rows)  # a layer that rounds by its first rows has some to judge by
     alone = torch.cat([layer(row) for row in rows.split(1)])
     for count in TRIED_ROWS:
         repeats = -(-count // DISTINCT_ROWS)
