@@ -52,10 +52,10 @@ class FirstLayer:
     norm: RmsNorm | None
 
     def __call__(self, rows: Tensor, plan: PassPlan) -> Tensor:
-        embedding, feature = rows.chunk(2, -1)
-        halves = unit_rows(embedding, self.eps), unit_rows(feature, self.eps)
+        halves = rows.unflatten(-1, (2, -1))
+        feature = halves[:, 1]
         x = feature if self.norm is None else self.norm(feature)
-        x = x + self.mixer(torch.cat(halves, -1), plan)
+        x = x + self.mixer(unit_rows(halves, self.eps).flatten(1), plan)
         return x + self.mlp(unit_rows(x, self.eps))
 
 

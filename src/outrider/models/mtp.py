@@ -35,8 +35,8 @@ class NormedJoin:
     eps: Tensor
 
     def __call__(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        halves = unit_rows(embeddings, self.eps), unit_rows(features, self.eps)
-        return self.fc(torch.cat(halves, -1))
+        halves = torch.stack([embeddings, features], 1)
+        return self.fc(unit_rows(halves, self.eps).flatten(1))
 
 
 def mtp_tap(config: ModelConfig) -> int:
