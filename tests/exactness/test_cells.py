@@ -32,6 +32,11 @@ def test_dense(dense, method, sampling):
     check_cell(dense, Cell(method=method, sampling=sampling))
 
 
+@pytest.mark.parametrize("method", HEADS)
+def test_hidden_states_come_from_several_stages(hybrid, method):
+    check_cell(hybrid, Cell(method=method, sizes=(1, 3)))
+
+
 @pytest.mark.parametrize("method", [*HEADS, *BLOCKS])
 def test_windows_beyond_the_capacity(hybrid, method):
     check_cell(hybrid, Cell(method=method, capacity=3))
