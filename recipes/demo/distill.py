@@ -196,7 +196,7 @@ def worker(
 
 def run(work: Path, name: str, minutes: float, ranks: int) -> None:
     """Distil, or go on distilling, one student with one or two processes."""
-    if name in block.LAYOUTS:
+    if name not in ("draft", "mtp-before"):
         readings.run(work, block.TAPS, ranks)
     net = student(name, work)
     shared = parallel.share(net, ranks)
