@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from outrider.config.run import METHODS
-from outrider.draft.block.formats import is_block_drafter
-from outrider.draft.block.load import EMBEDDING, HEAD, read_block
+from outrider.draft.block.load import EMBEDDING, HEAD, holds_block_drafter, open_block, read_block
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.decoder import state_spec
 from outrider.models.eagle3_config import FLAGS, is_eagle3, read_eagle3_config
@@ -25,7 +24,7 @@ def inspect(path: str) -> dict[str, object]:
     """What a model holds and what its states cost; reads configuration and headers only."""
     folder = resolve(path)
     raw = read_json_or_empty(folder / "config.json")
-    if is_block_drafter(raw):
+    if holds_block_drafter(folder):
         return _inspect_block(folder, raw)
     if is_eagle3(raw):
         return _inspect_eagle3(folder, raw)
@@ -80,7 +79,7 @@ def _inspect_eagle3(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
 
 def _inspect_block(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
     config = read_block(folder)
-    with Checkpoint(folder) as tensors:
+    with open_block(folder)[1] as tensors:
         parameters, names = tensors.count_parameters(), tensors.names
     return {
         "path": str(folder),

@@ -62,7 +62,7 @@ def _refuse(file: GgufFile, architecture: str) -> None:
             )
 
 
-def _dense(file: GgufFile, architecture: str) -> dict[str, Any]:
+def dense_words(file: GgufFile, architecture: str) -> dict[str, Any]:
     """Words that all families share."""
 
     def key(name: str) -> str:
@@ -140,7 +140,7 @@ YARN = {
 
 
 def _llama(file: GgufFile, architecture: str) -> dict[str, Any]:
-    words = _dense(file, architecture)
+    words = dense_words(file, architecture)
     if words["rope_parameters"]["partial_rotary_factor"] != 1:
         raise CheckpointError(
             f"{file.path}: llama.rope.dimension_count rotates a part of each head, which is not "
@@ -157,7 +157,7 @@ def _qwen35(file: GgufFile, architecture: str) -> dict[str, Any]:
             f"{file.path}: {prefix}.inner_size {inner} is no multiple of {prefix}.time_step_rank "
             f"{heads}."
         )
-    return _dense(file, architecture) | {
+    return dense_words(file, architecture) | {
         "model_type": "qwen3_5_text",
         "full_attention_interval": file.number(f"{architecture}.full_attention_interval", 4),
         "linear_num_key_heads": file.number(f"{prefix}.group_count"),
@@ -171,8 +171,8 @@ def _qwen35(file: GgufFile, architecture: str) -> dict[str, Any]:
 
 FAMILIES: dict[str, Callable[[GgufFile, str], dict[str, Any]]] = {
     "llama": _llama,
-    "qwen2": _dense,
-    "qwen3": _dense,
+    "qwen2": dense_words,
+    "qwen3": dense_words,
     "qwen35": _qwen35,
 }
 

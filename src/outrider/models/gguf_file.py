@@ -94,6 +94,16 @@ class GgufFile:
             )
         return dequantise(entry)
 
+    def integers(self, name: str) -> Tensor:
+        """The vector `name` of whole numbers, int64."""
+        entry = self.tensors[name]
+        if entry.kind is not Kind.I64:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is of type {entry.kind.name} where I64 is needed: "
+                "convert it anew."
+            )
+        return torch.from_numpy(np.fromfile(entry.path, "<i8", entry.shape[0], offset=entry.start))
+
 
 def _wrong_value(path: Path, key: str, value: object, wanted: str) -> str:
     return f"{path}: metadata key {key} is {value!r} where {wanted} is needed: convert it anew."

@@ -23,11 +23,13 @@ MARKOV_JOINT = "markov_head.joint_proj.weight"
 CONFIDENCE = "confidence_head.proj.weight"
 LOG_SNR = "log_snr_embed.fc1.weight"
 
+GGUF = "GGUF"
 ANCHOR_FIRST = {"z-lab": False, "DeepSpec": True, "SpecForge": True}
 ARCHITECTURES = {
     "DFlashDraftModel": "z-lab",
     "Qwen3DSparkModel": "DeepSpec",
     "DSparkDraftModel": "SpecForge",
+    GGUF: GGUF,
 }
 NEUTRAL: Mapping[str, float | None] = {
     "input_embedding_scale": 1.0,
@@ -134,7 +136,7 @@ def _layout(
         lineage = Fact("dspark", f"tensor {MARKOV_CODE}")
     return BlockLayout(
         lineage=lineage,
-        sample_from_anchor=_sample_from_anchor(raw, packaging),
+        sample_from_anchor=_sample_from_anchor(raw, packaging, markov),
         block_size=_whole(raw, "block_size"),
         mask_token=_whole(raw, "mask_token_id"),
         taps=_taps(raw, trunk.num_layers, layers),
@@ -166,7 +168,7 @@ def _markov(raw: Json, shapes: Shapes) -> tuple[Markov | None, int]:
     return "rnn" if MARKOV_JOINT in shapes else "vanilla", shapes[MARKOV_CODE][1]
 
 
-def _sample_from_anchor(raw: Json, packaging: str) -> Fact[bool]:
+def _sample_from_anchor(raw: Json, packaging: str, markov: Markov | None) -> Fact[bool]:
     """From its key, else from the number of drafts, else what the packaging has always meant."""
     proposals = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
     drafts, rows = proposals[0].get("speculative_tokens"), _whole(raw, "block_size")
@@ -177,12 +179,15 @@ def _sample_from_anchor(raw: Json, packaging: str) -> Fact[bool]:
                 f"config.json: sample_from_anchor = false leaves {rows - 1} drafts of block_size "
                 f"{rows}, but speculative_tokens says {drafts}."
             )
-        return Fact(bool(said), "config.json: sample_from_anchor")
+        where = "metadata" if packaging == GGUF else "config.json"
+        return Fact(bool(said), f"{where}: sample_from_anchor")
     if drafts in (rows, rows - 1):
         return Fact(drafts == rows, f"config.json: speculative_tokens = {drafts} of {rows}")
     if packaging == "speculators":
         kind = raw["speculators_model_type"]
         return Fact(kind == "dspark", f"speculators' default for {kind}")
+    if packaging == GGUF:
+        return Fact(markov is not None, f"{GGUF} default {'with' if markov else 'without'} Markov")
     return Fact(ANCHOR_FIRST[packaging], f"{packaging} packaging")
 
 

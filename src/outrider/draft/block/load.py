@@ -1,12 +1,15 @@
 """From a drafter's folder to a `BlockModel` for one target, or a refusal that says what differs."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.draft.block import gguf
 from outrider.draft.block.formats import (
     CONFIDENCE,
     LOG_SNR,
@@ -16,6 +19,7 @@ from outrider.draft.block.formats import (
     is_block_drafter,
     parse_block,
 )
+from outrider.draft.block.gguf import BlockTensors
 from outrider.draft.block.heads import FREQUENCIES, ConfidenceHead, LogSnr, MarkovHead
 from outrider.draft.block.layout import check_method
 from outrider.draft.block.model import BlockModel
@@ -25,7 +29,9 @@ from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder, DecoderLayer
 from outrider.models.files import read_json, read_json_or_empty
+from outrider.models.gguf_file import open_gguf
 from outrider.models.load import build_layer
+from outrider.models.model_file import is_gguf
 from outrider.models.rope import rope_tables
 from outrider.models.weights import WeightReader
 from outrider.ops.linear import Linear
@@ -34,13 +40,23 @@ from outrider.ops.rope import paired
 from outrider.ops.selftest import Kernels
 
 LOG = logging.getLogger(__name__)
-EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", "d2t"
+EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", gguf.MAP
 MASK_VECTOR = "mask_embedding.pt"
 
 
-def holds_block_drafter(folder: Path) -> bool:
-    """Whether a folder holds a block drafter, of a supported kind or not."""
-    return folder.is_dir() and is_block_drafter(read_json_or_empty(folder / "config.json"))
+def holds_block_drafter(path: Path) -> bool:
+    """Whether a folder or GGUF file holds a block drafter, of a supported kind or not."""
+    if is_gguf(path):
+        return open_gguf(path).text("general.architecture") in (gguf.ARCHITECTURE, gguf.OLDER)
+    return is_block_drafter(read_json_or_empty(path / "config.json"))
+
+
+def open_block(path: Path) -> tuple[Mapping[str, Any], Checkpoint | BlockTensors]:
+    """A drafter's configuration in a folder's words, and its tensors, to be entered."""
+    if is_gguf(path):
+        file = open_gguf(path)
+        return gguf.words(file), BlockTensors(file)
+    return read_json(path / "config.json"), Checkpoint(path)
 
 
 def read_block(folder: Path, num_target_layers: int | None = None) -> BlockConfig:
@@ -50,8 +66,9 @@ def read_block(folder: Path, num_target_layers: int | None = None) -> BlockConfi
             f"{folder} has a {MASK_VECTOR}, a pickle file, which can run code when loaded: "
             "drafters with a mask vector of their own are not supported."
         )
-    with Checkpoint(folder) as checkpoint:
-        return parse_block(read_json(folder / "config.json"), checkpoint.shapes, num_target_layers)
+    raw, opened = open_block(folder)
+    with opened as checkpoint:
+        return parse_block(raw, checkpoint.shapes, num_target_layers)
 
 
 def load_block(
@@ -65,7 +82,7 @@ def load_block(
     if method is not None:
         check_method(method, config.layout, str(folder))
     _check_target(config, target.config)
-    with Checkpoint(folder) as checkpoint:
+    with open_block(folder)[1] as checkpoint:
         reader = WeightReader(checkpoint, "", target.dtype, target.device)
         model = _Parts(config, checkpoint.shapes, target, reader, kernels).build()
         checkpoint.leave({"t2d"} & checkpoint.names)

@@ -1,0 +1,110 @@
+"""A GGUF file of a block drafter drafts what its folder drafts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.assemble.inspection import inspect
+from outrider.core_types import Commit, Context
+from outrider.draft.block.drafter import BlockDrafter
+from outrider.draft.block.load import holds_block_drafter, load_block
+from outrider.errors import CheckpointError
+from outrider.models.load import LoadOptions, load_decoder
+from outrider.ops.selftest import Kernels
+from recipes import gguf_block
+from recipes.gguf import write as write_file
+from tests.draft.block.recorder import Recorder
+from tests.helpers.blocks import HIDDEN, MASK, VOCAB, Kind, write
+from tests.helpers.checkpoints import save_model
+
+SPARK = Kind(packaging="DeepSpec", anchor_first=True, markov="vanilla", confidence=True)
+KINDS = {
+    "dflash": Kind(),
+    "dflash-sliding": Kind(window=7, causal=False),
+    "dspark": SPARK,
+    "dspark-log-snr": replace(SPARK, log_snr=True),
+    "dspark-bonus-reduced": replace(SPARK, packaging="speculators", anchor_first=False, reduced=40),
+}
+TOKENS = [str(n) for n in range(VOCAB)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    save_model("qwen3_5", folder)
+    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+
+
+def made(kind, folder, change=None):
+    write(kind, folder)
+    content = gguf_block.content(folder, TOKENS)
+    if change is not None:
+        change(content)
+    return write_file(content, folder / "drafter.gguf")
+
+
+def drafted(path, target):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(20, 2 * HIDDEN, generator=generator) * 2
+    tokens = torch.randint(0, MASK, (21,), generator=generator).tolist()
+    chooser = Recorder()
+    drafter = BlockDrafter(load_block(path, target, Kernels(exact=False)), chooser)
+    drafter.observe(Commit(position=0, tokens=tuple(tokens), features=features))
+    return drafter.propose(Context(tokens), 8), chooser.rows
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_drafts_what_its_folder_drafts(target, tmp_path, name):
+    path = made(KINDS[name], tmp_path)
+    (mine, rows), (theirs, others) = drafted(path, target), drafted(tmp_path, target)
+    assert mine.tokens == theirs.tokens
+    assert mine.confidence == pytest.approx(theirs.confidence, abs=1e-5)
+    torch.testing.assert_close(torch.stack(rows), torch.stack(others), atol=1e-5, rtol=1e-5)
+    assert holds_block_drafter(path)
+
+
+def test_both_facts_come_from_the_file(tmp_path):
+    found = inspect(str(made(SPARK, tmp_path / "spark")))
+    assert found["lineage"] == "dspark (tensor markov_head.markov_w1.weight)"
+    assert found["sample_from_anchor"] == "True (GGUF default with Markov)"
+    found = inspect(str(made(KINDS["dspark-bonus-reduced"], tmp_path / "bonus")))
+    assert found["sample_from_anchor"] == "False (metadata: sample_from_anchor)"
+    found = inspect(str(made(Kind(), tmp_path / "flash")))
+    assert found["sample_from_anchor"] == "False (GGUF default without Markov)"
+
+
+def test_four_tensors_too_many_are_named(target, tmp_path):
+    def rename(content):  # as conditioning would look that this engine did not know
+        for layer in ("fc1", "fc2"):
+            for kind in ("weight", "bias"):
+                value = content.tensors.pop(f"log_snr_{layer}.{kind}")
+                content.tensors[f"snr_{layer}.{kind}"] = value
+
+    path = made(replace(SPARK, log_snr=True), tmp_path, rename)
+    names = "snr_fc1.bias, snr_fc1.weight, snr_fc2.bias, snr_fc2.weight"
+    with pytest.raises(
+        CheckpointError, match=f"tensors that its metadata does not explain: {names}"
+    ):
+        load_block(path, target, Kernels(exact=False))
+
+
+def test_what_a_file_lacks_is_named(target, tmp_path):
+    def older(content):
+        object.__setattr__(content, "architecture", "dspark")
+
+    def unmasked(content):
+        del content.metadata["tokenizer.ggml.mask_token_id"]
+
+    def floats(content):
+        content.tensors["d2t"] = content.tensors["d2t"].astype(np.float32)
+
+    for name, kind, change, message in (
+        ("older", SPARK, older, "'dspark' is the older form"),
+        ("mask", SPARK, unmasked, "tokenizer.ggml.mask_token_id is missing"),
+        ("map", KINDS["dspark-bonus-reduced"], floats, "d2t is of type F32 where I64 is needed"),
+    ):
+        path = made(kind, tmp_path / name, change)
+        with pytest.raises(CheckpointError, match=message):
+            load_block(path, target, Kernels(exact=False))
