@@ -1,0 +1,160 @@
+"""The plan against the engine itself, in virtual time: round trip x acceptance x depth.
+
+Stages that only pass time stand for layers, so that nothing here depends on the machine.
+"""
+
+import random
+import statistics
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import pytest
+
+from outrider.core_types import Draft, Needs
+from outrider.engine.pipeline import Pipeline, law, plain, speed
+from outrider.sampling.params import SamplingParams
+from outrider.stage.chain import ChainStage
+from outrider.stage.frame import Frame, Void
+from outrider.stage.link import LinkSettings
+from outrider.telemetry.counters import conditional_acceptance
+from outrider.verify.tail import Picked
+from tests.exactness.targets import Letters, engine
+from tests.helpers.clock import VirtualClock
+
+VOCAB, PROMPT, TOKENS = 50, 4, 1000
+WIDTH = 8
+CHANCE = random.Random(5)
+TRUTH = [CHANCE.randrange(VOCAB) for _ in range(TOKENS + 200)]
+COINS = [CHANCE.random() for _ in TRUTH]
+PASSES = [[2.0 + 0.2 * rows for rows in range(1, 17)], [3.0 + 0.3 * rows for rows in range(1, 17)]]
+
+
+@dataclass
+class TimedPart:
+    """A stage whose passes take virtual time; the last one knows the TRUTH."""
+
+    clock: VirtualClock
+    passes: list[float]
+    is_tail: bool
+    vocab_size: int = VOCAB
+    max_length: int = 10**6
+    exact: bool = True
+    queue: deque = field(default_factory=deque)
+    sessions: set = field(default_factory=set)
+    void: int = -1
+
+    @property
+    def num_sessions(self):
+        return len(self.sessions)
+
+    @property
+    def waiting(self):
+        return bool(self.queue)
+
+    def open(self, session, *_):
+        self.sessions.add(session)
+
+    def close(self, session):
+        self.sessions.discard(session)
+
+    def has(self, session):
+        return session in self.sessions
+
+    def check(self):
+        pass
+
+    def take(self, message):
+        if isinstance(message, Void):
+            self.void = message.epoch
+        else:
+            self.queue.append(message)
+
+    def run(self):
+        frame: Frame = self.queue.popleft()
+        window = frame.window
+        if frame.skipped or window.epoch <= self.void:
+            return [replace(frame, skipped=True)]
+        self.clock.sleep(self.passes[min(len(window.tokens), 16) - 1] / 1e3)
+        end = window.end + 1
+        tokens = tuple(TRUTH[end - window.wanted : end])
+        return [replace(frame, picked=Picked(tokens=tokens) if self.is_tail else None)]
+
+
+@dataclass
+class ErringDrafter:
+    """Right at each place with chance `rate`."""
+
+    rate: float
+    name: str = "erring"
+    needs: Needs = field(default_factory=Needs)
+
+    def propose(self, context, budget):
+        places = range(len(context), len(context) + budget)
+        return Draft(tokens=tuple(map(self.at, places)), source=self.name)
+
+    def at(self, place):
+        return TRUTH[place] if COINS[place] < self.rate else (TRUTH[place] + 1) % VOCAB
+
+    def observe(self, commit):
+        pass
+
+    def close(self):
+        pass
+
+
+def measured(round_trip: float, rate: float, depth: int, jitter: float = 0.0):
+    """Tokens a virtual second, and the acceptance that it came to."""
+    clock = VirtualClock()
+    parts = [TimedPart(clock, PASSES[0], False), TimedPart(clock, PASSES[1], True)]
+    link = LinkSettings(delay_ms=round_trip / 2, jitter_ms=jitter)
+    made = engine(
+        ChainStage(parts, link, clock=clock),
+        (lambda: ErringDrafter(rate)) if rate else None,
+        width=WIDTH,
+        depth=depth,
+        tokenizer=Letters(),
+    )
+    # Plain decoding is the same token by token.
+    count = TOKENS if rate else 100
+    request = made.generate(TRUTH[:PROMPT], sampling=SamplingParams(), max_tokens=count)
+    pieces = iter(request)
+    next(pieces)
+    began = clock.time
+    list(pieces)
+    assert list(request.result.token_ids) == TRUTH[PROMPT : PROMPT + count]
+    request.counters.check()
+    return (count - 1) / (clock.time - began), conditional_acceptance(request.counters)
+
+
+def pipeline(round_trip: float) -> Pipeline:
+    return Pipeline(stages=PASSES, round_trip_ms=round_trip, parallel=False)
+
+
+def test_the_plan_predicts_the_surface():
+    offs = []
+    for round_trip, rate, depth in product((0.0, 20.0, 100.0), (0.5, 0.8, 0.97), (1, 2, 4, 16)):
+        found, acceptance = measured(round_trip, rate, depth)
+        assert acceptance == pytest.approx(rate, abs=0.05)
+        offs.append(abs(speed(pipeline(round_trip), acceptance, WIDTH, depth) / found - 1))
+    assert statistics.median(offs) < 0.05
+    assert max(offs) < 0.15
+
+
+def test_plain_decoding_is_predicted():
+    for round_trip in (0.0, 100.0):
+        found, _ = measured(round_trip, 0.0, 1)
+        assert plain(pipeline(round_trip)) == pytest.approx(found, rel=0.01)
+
+
+def test_depth_comes_close_to_the_law_over_a_long_link_and_costs_nothing_without_one():
+    (deep, acceptance), (serial, _) = (measured(100.0, 0.97, depth) for depth in (16, 1))
+    assert deep > 3.0 * serial
+    assert deep > 0.9 * law(pipeline(100.0), acceptance, WIDTH)
+    (deep, _), (serial, _) = (measured(0.0, 0.97, depth) for depth in (16, 1))
+    assert deep > 0.9 * serial
+
+
+def test_jitter_costs_little():
+    (steady, _), (jittery, _) = (measured(100.0, 0.97, 16, jitter) for jitter in (0.0, 20.0))
+    assert jittery > 0.8 * steady
