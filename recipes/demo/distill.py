@@ -52,7 +52,7 @@ def agreement(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
 class MtpStudent(unroll.Unrolled):
     """The MTP layer in training; most of all its first step, which most rounds use alone."""
 
-    steps, decay = 3, 0.5
+    steps, decay = 2, 0.5
 
     def __init__(self, target: nn.Module, post_norm: bool, work: Path) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class MtpStudent(unroll.Unrolled):
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss and accepted drafts, per row [B]."""
-        return self.losses(ids, divergence, agreement)
+        return self.losses(ids)
 
 
 class EagleStudent(eagle3.Student):
@@ -88,15 +88,7 @@ class EagleStudent(eagle3.Student):
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss and accepted drafts, per row [B]; taught on the draft vocabulary alone."""
-        kept = self.eagle.kept
-
-        def loss_of(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-            return divergence(logits, taught[..., kept])
-
-        def agree_of(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-            return kept[logits.argmax(-1)] == taught.argmax(-1)
-
-        return self.losses(ids, loss_of, agree_of)
+        return self.losses(ids, self.eagle.kept)
 
 
 class BlockStudent(block.Student):

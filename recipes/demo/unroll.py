@@ -6,17 +6,30 @@ before's output at t, sees the true pairs up to t, and of the later steps only i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
+HARD_SHARE = 0.25
 # A draft behind a rejected one is never used, but still teaches something.
 DEAD_WEIGHT = 0.25
+
+
+@torch.no_grad()
+def lesson(logits: torch.Tensor) -> torch.Tensor:
+    """What to teach [B, T, V]: the target's distribution, and its greedy token's share of it."""
+    taught = logits.float().softmax(-1).mul_(1 - HARD_SHARE)
+    return taught.scatter_add_(
+        -1, logits.argmax(-1, keepdim=True), torch.full(logits.shape[:-1], HARD_SHARE)[..., None]
+    )
+
+
+def cross_entropy(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """Per-position loss [B, T], without the constant, the taught distribution's entropy."""
+    logits = logits.float()
+    return logits.logsumexp(-1) - (logits * taught).sum(-1)
 
 
 @dataclass
@@ -63,7 +76,7 @@ class Unrolled(nn.Module):
     Each step counts `decay` times the one before it.
     """
 
-    steps, decay = 4, 0.8
+    steps, decay = 3, 0.8
 
     def read(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [B, T] -> what the first step reads [B, T, *] and the target's logits."""
@@ -76,18 +89,24 @@ class Unrolled(nn.Module):
         raise NotImplementedError
 
     def losses(
-        self, ids: torch.Tensor, loss_of: Measure, agree_of: Measure
+        self, ids: torch.Tensor, kept: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss and mean number of accepted drafts, per row of the batch [B]."""
-        hidden, taught = self.read(ids)
+        """Mean loss and mean number of accepted drafts, per row of the batch [B].
+
+        `kept`: the ids that logits are for, where they are not all.
+        """
+        hidden, logits = self.read(ids)
+        best, taught = logits.argmax(-1), lesson(logits if kept is None else logits[..., kept])
         past, alive = Past(), torch.ones(ids.shape, dtype=torch.bool)
         loss, drafts = torch.zeros(len(ids)), torch.zeros(len(ids))
         for number in range(self.steps):
             count = ids.shape[1] - 1 - number
             logits, hidden = self.step(hidden[:, :count], ids[:, 1 + number :], past)
-            label, alive = taught[:, 1 + number :], alive[:, :count]
+            alive = alive[:, :count]
             weight = self.decay**number * torch.where(alive, 1.0, DEAD_WEIGHT)
-            loss = loss + (weight * loss_of(logits, label)).mean(1)
-            alive = alive & agree_of(logits, label)
+            missed = cross_entropy(logits, taught[:, 1 + number :])
+            loss = loss + (weight * missed).mean(1)
+            guess = logits.argmax(-1) if kept is None else kept[logits.argmax(-1)]
+            alive = alive & (guess == best[:, 1 + number :])
             drafts = drafts + alive.float().mean(1)
         return loss, drafts
