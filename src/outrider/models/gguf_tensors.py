@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class GgufTensors:
         self._others = {_other(name, config) for name in file.tensors if name not in known}
         self._taken: set[str] = set()
 
-    def __enter__(self) -> "GgufTensors":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

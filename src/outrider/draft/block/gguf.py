@@ -4,19 +4,16 @@ Keys and tensors of llama.cpp, and of PrismML's fork for log-SNR conditioning. T
 as entries of transformers' `hidden_states` do. Blocks are not causal there.
 """
 
-import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.draft.block.formats import GGUF
+from outrider.draft.block.formats import CONFIDENCE, GGUF
 from outrider.errors import CheckpointError
 from outrider.models.gguf_config import dense_words
 from outrider.models.gguf_file import GgufFile
-from outrider.models.gguf_tensors import ATTENTION, LAYER
-from outrider.models.weights import refuse_unexplained
+from outrider.models.gguf_tensors import ATTENTION, LAYER, GgufTensors, Stored
 
 ARCHITECTURE, OLDER = "dflash", "dspark"
 MAP = "d2t"
@@ -55,54 +52,28 @@ def words(file: GgufFile) -> dict[str, Any]:
     return found
 
 
-class BlockTensors:
+class BlockTensors(GgufTensors):
     """The interface of `Checkpoint` over such a file."""
 
     def __init__(self, file: GgufFile) -> None:
-        self._file = file
-        stored = dict(_named(name) for name in file.tensors)
-        self.shapes = {name: file.tensors[own].shape for name, own in stored.items()}
-        if shape := self.shapes.get("confidence_head.proj.weight"):
-            self.shapes["confidence_head.proj.weight"] = (1, shape[-1])
-        self._stored, self._taken = stored, set[str]()
-
-    def __enter__(self) -> "BlockTensors":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Files are open only while a tensor is read."""
+        self.folder, self._file = file.path, file
+        self._stored = {_named(name): Stored(name, torch.clone) for name in file.tensors}
+        self._others, self._taken = set(), set()
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._stored)
-
-    def count_parameters(self) -> int:
-        """Elements of all tensors."""
-        return sum(map(math.prod, self.shapes.values()))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors by name; a single output row is no dimension here."""
+        shapes = {name: self._file.tensors[own.name].shape for name, own in self._stored.items()}
+        if shape := shapes.get(CONFIDENCE):
+            shapes[CONFIDENCE] = (1, shape[-1])
+        return shapes
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name` in `dtype`; the map as offsets, which a GGUF file has as ids."""
-        if name not in self._stored:
-            raise CheckpointError(f"tensor {name} is missing from {self._file.path}.")
-        self._taken.add(name)
-        entry = self._file.tensors[self._stored[name]]
-        if [n for n in entry.shape if n != 1] != [n for n in shape if n != 1]:
-            raise CheckpointError(
-                f"{self._file.path}: tensor {entry.name} has shape {entry.shape}, but the metadata "
-                f"implies {shape}."
-            )
-        if name != MAP:
-            return self._file.read(entry.name).reshape(shape).to(dtype)
-        return (self._file.integers(MAP) - torch.arange(shape[0])).to(dtype)
-
-    def leave(self, names: Iterable[str]) -> None:
-        """Account for tensors that are deliberately not used."""
-        self._taken.update(names)
-
-    def finish(self) -> None:
-        """Raise if a tensor was neither taken nor left on purpose."""
-        unexplained = self.names - self._taken
-        refuse_unexplained(unexplained, origin=self._file.path, explains="metadata")
+        if name != MAP or name not in self._stored:
+            return super().take(name, shape, dtype).reshape(shape)
+        self.leave([name])
+        return (self._file.integers(name) - torch.arange(shape[0])).to(dtype)
 
 
 _NAMES = {stored: name for name, stored in TOP.items()}
@@ -112,12 +83,10 @@ _LAYERS = {
 }
 
 
-def _named(stored: str) -> tuple[str, str]:
-    """A stored name's counterpart in a folder, or itself where there is none; and itself."""
+def _named(stored: str) -> str:
+    """A stored name's counterpart in a folder, or itself where there is none."""
     stem, _, kind = stored.rpartition(".")
     if stem in _NAMES:
-        return f"{_NAMES[stem]}.{kind}", stored
+        return f"{_NAMES[stem]}.{kind}"
     number, _, part = stem.removeprefix("blk.").partition(".")
-    if part in _LAYERS:
-        return f"layers.{number}.{_LAYERS[part]}.{kind}", stored
-    return stored, stored
+    return f"layers.{number}.{_LAYERS[part]}.{kind}" if part in _LAYERS else stored
