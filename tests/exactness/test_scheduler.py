@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from outrider.assemble.memory import held_bytes
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.engine import GenerationResult
 from outrider.engine.prefix import PrefixCache
@@ -301,3 +302,26 @@ def test_a_prompt_is_scored_as_it_would_be_generated(hybrid, scheduled, size):
         assert [entry.token for entry in scores] == whole[1:]
         assert scores[len(prompts()[1]) - 1 :] == written.logprobs
         assert len(result.logprobs) == 1
+
+
+def test_what_admission_counts_is_never_exceeded(hybrid, scheduled):
+    """The bytes that a sequence truly holds stay within those that it was admitted with."""
+    stage = hybrid.stage("log", 8)
+    spec = hybrid.decoder.state_spec("log", 8)
+    held = []
+    poll = stage.poll
+
+    def watched():
+        replies = poll()
+        held.append(sum(slot.state.nbytes() for slot in stage._slots.values()))
+        return replies
+
+    stage.poll = watched
+    most = 3 * held_bytes(spec, 130)
+    scheduler = scheduled(stage, max_bytes=most, state_bytes=lambda n: held_bytes(spec, n))
+    callers = [Caller() for _ in range(6)]
+    for caller in callers:
+        ask(scheduler, random_tokens(90, seed=6), caller, max_tokens=40)
+    for caller in callers:
+        caller.result()
+    assert most / 3 < max(held) <= most

@@ -226,3 +226,27 @@ def test_json_is_utf8_and_compact_enough(world):
     response = world.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})
     assert response.headers["content-type"] == "application/json"
     assert json.loads(response.content.decode("utf-8"))
+
+
+def test_what_lm_eval_sends(world):
+    """Its `local-completions` reads these fields, so that the context's length cuts them."""
+    body = {
+        "model": MODEL,
+        "prompt": [PROMPTS[1], PROMPTS[2]],
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    for prompt, choice in zip(PROMPTS[1:3], world.complete(**body)["choices"], strict=True):
+        logprobs = choice["logprobs"]
+        assert {len(values) for values in logprobs.values()} == {len(prompt) + 1}
+        scored = slice(len(prompt) - 4, -1)
+        for token, own, top in zip(
+            logprobs["tokens"][scored],
+            logprobs["token_logprobs"][scored],
+            logprobs["top_logprobs"][scored],
+            strict=True,
+        ):
+            assert top[token] == own <= max(top.values()) < 0
