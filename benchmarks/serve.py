@@ -161,11 +161,11 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def leaving(server: Server, count: int, tokens: int) -> tuple[int, dict[str, int]]:
-    """Send `count` requests, 16 at once; returns how many left and how large it was, in bytes."""
+async def leaving(server: Server, count: int, tokens: int) -> tuple[int, list[int]]:
+    """Send `count` requests, 16 at once; returns how many left, and its bytes at every fifth."""
     chance, texts = random.Random(7), prompts(24)
     known: dict[str, str] = {}
-    gate, memory = asyncio.Semaphore(16), {}
+    gate, memory = asyncio.Semaphore(16), list[int]()
     left = 0
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
@@ -177,14 +177,14 @@ async def leaving(server: Server, count: int, tokens: int) -> tuple[int, dict[st
         left += leave is not None
         if leave is None:
             assert known.setdefault(prompt, found.text) == found.text, "an output changed"
-        if number == count // 5:
-            memory["early"] = server.memory()
+        if number and number % (count // 5) == 0:
+            memory.append(server.memory())
 
     async with httpx.AsyncClient(timeout=600) as client:
         await asyncio.gather(*[one(client, number) for number in range(count)])
         alone = [await follow(client, server.address, text, max_tokens=tokens) for text in texts]
     assert [known[text] for text in texts] == [found.text for found in alone]
-    memory["late"] = server.memory()
+    memory.append(server.memory())
     return left, memory
 
 
@@ -195,7 +195,8 @@ def leave(options: argparse.Namespace) -> dict[str, Any]:
             "requests": options.leave,
             "left": left,
             "sequences at the end": server.figure("outrider_sequences"),
-            "memory, late / early": memory["late"] / memory["early"],
+            "MiB at every fifth": [size >> 20 for size in memory],
+            "memory, late / early": memory[-1] / memory[0],
         }
 
 

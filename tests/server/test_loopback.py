@@ -1,5 +1,6 @@
 """A real server on a loopback port: OpenAI's own client, clients that leave, slow clients."""
 
+import gc
 import json
 import random
 import socket
@@ -13,6 +14,8 @@ import httpx
 import openai
 import pytest
 
+from outrider.engine.session import Session
+from outrider.server.exchange import Exchange
 from tests.exactness.targets import prompts
 from tests.server.test_completions import alone
 from tests.server.world import MODEL, listening, running
@@ -113,6 +116,9 @@ def test_clients_that_leave_free_everything_and_disturb_nobody(live):
     seen = world.service.scheduler.snapshot().result(60)
     assert (seen.running, seen.waiting, seen.state_bytes) == (0, 0, 0)
     assert world.stage.num_sessions == 0
+    gc.collect()
+    held = [type(one) for one in gc.get_objects() if type(one) in (Session, Exchange)]
+    assert held == [], "no request is remembered"
 
 
 def test_a_client_that_leaves_while_it_waits_is_dropped(live):
