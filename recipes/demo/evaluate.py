@@ -151,7 +151,7 @@ def held_out_edits(family: Family, size: int, count: int) -> list[edits.Edit]:
     return found
 
 
-def copy_accuracy(family: Family, size: int, count: int = BATCH) -> dict[str, float]:
+def copy_accuracy(family: Family, size: int, count: int = 64) -> dict[str, float]:
     """Lines kept and exact answers for chunks of `size` tokens."""
     wanted = held_out_edits(family, size, count)
     runs = complete(family, [edit.prompt for edit in wanted], int(size * 1.2) + 8)

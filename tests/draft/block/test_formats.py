@@ -237,7 +237,7 @@ def test_copies_of_the_targets_matrices_are_not_kept(target, tmp_path):
 
 
 def test_the_log_names_both_facts(target, tmp_path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="outrider")
     load(BONUS, target, tmp_path)
     assert "dspark (tensor markov_head.markov_w1.weight)" in caplog.text
     assert "'sample_from_anchor': 'False (config.json: sample_from_anchor)'" in caplog.text
