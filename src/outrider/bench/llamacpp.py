@@ -4,9 +4,7 @@ One server per variant: plain, n-gram and, with a draft model, speculative decod
 `--peer llama.cpp:` stand settings of its speculation, such as `n_max=4,size_m=16`.
 """
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,11 +36,10 @@ class LlamaCppPeer:
 
     def start(self) -> tuple[Any, ServerPeer]:
         """The server, which ends with its object, and a client of it; raises Refusal."""
-        with _quiet():
-            try:
-                server = import_module("xllamacpp").Server(self._settings)
-            except (RuntimeError, ValueError) as error:
-                raise Refusal(" ".join(str(error).split())) from error
+        try:
+            server = import_module("xllamacpp").Server(self._settings)
+        except (RuntimeError, ValueError) as error:
+            raise Refusal(" ".join(str(error).split())) from error
         return server, ServerPeer(server.listening_address, self.name)
 
 
@@ -103,7 +100,7 @@ def parameters(library: Any, target: Path) -> Any:
     settings.n_ctx = CONTEXT
     settings.n_parallel = 1
     settings.port = 0
-    settings.verbosity = -1  # it tells standard error about every request otherwise
+    settings.verbosity = -1  # pages on standard error otherwise
     settings.cpuparams.n_threads = _threads()
     return settings
 
@@ -111,16 +108,3 @@ def parameters(library: Any, target: Path) -> Any:
 def _threads() -> int:
     """As many as torch's, so that the processor is shared out alike."""
     return int(import_module("torch").get_num_threads())
-
-
-@contextmanager
-def _quiet() -> Any:
-    """llama.cpp writes pages to standard error while it loads; none of it is ours."""
-    kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(sink)

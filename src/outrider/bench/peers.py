@@ -139,6 +139,7 @@ class TransformersPeer:
         try:
             output = self._generate(ids, count, note)
         except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
+            # Models and kinds of generation that it lacks end in any of these; the words are kept.
             raise Refusal(" ".join(str(error).split())) from error
         tokens = tuple(output[0, len(prompt) :].tolist())
         return Leg(kind=self.name, tokens=tokens, marks=since_first(arrivals))

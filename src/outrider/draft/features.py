@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.core_types import Commit
+from outrider.core_types import Commit, Context
 from outrider.errors import StageError
 
 PASS_ROWS = 256
@@ -40,6 +40,14 @@ class Backlog:
 
     def nbytes(self) -> int:
         return sum(row.nbytes for row in self._rows)
+
+    def check(self, name: str, context: Context) -> None:
+        """StageError unless `context` is the committed tokens that the rows belong to."""
+        if context.suffix or len(context) != self.end + 1:
+            raise StageError(
+                f"{name} was asked to follow {len(context)} tokens, but has the target's "
+                f"hidden states of {self.end}: it drafts behind committed tokens only."
+            )
 
     def add(self, commit: Commit) -> None:
         """Keep a commit's rows; StageError where there are none, or they leave a gap."""

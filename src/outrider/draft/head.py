@@ -12,7 +12,6 @@ from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
 from outrider.draft.features import Backlog
-from outrider.errors import StageError
 from outrider.models.head import Head
 
 
@@ -34,11 +33,7 @@ class HeadDrafter:
 
         Takes one pass over the pairs that came since the last proposal, and one per further token.
         """
-        if context.suffix or len(context) != self._backlog.end + 1:
-            raise StageError(
-                f"{self.name} was asked to follow {len(context)} tokens, but has the target's "
-                f"hidden states of {self._backlog.end}: it drafts behind committed tokens only."
-            )
+        self._backlog.check(self.name, context)
         rows = self._head.layers.max_length - self._backlog.end + 1
         self._catch_up()
         return self._chain(len(context), min(budget, rows))

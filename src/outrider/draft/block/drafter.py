@@ -8,7 +8,6 @@ from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext
 from outrider.draft.choice import Chooser, as_draft
 from outrider.draft.features import Backlog
-from outrider.errors import StageError
 
 
 class BlockDrafter:
@@ -28,11 +27,7 @@ class BlockDrafter:
 
         Takes one pass over the features that came since the last proposal and one over a block.
         """
-        if context.suffix or len(context) != self._backlog.end + 1:
-            raise StageError(
-                f"{self.name} was asked to follow {len(context)} tokens, but has the target's "
-                f"hidden states of {self._backlog.end}: it drafts behind committed tokens only."
-            )
+        self._backlog.check(self.name, context)
         layout = self._model.layout
         if self._backlog.end + layout.block_size > self._model.trunk.max_length:
             return None
