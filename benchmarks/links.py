@@ -12,9 +12,8 @@ and an interrupted run goes on where it was. Outputs of all legs must equal plai
 import argparse
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
-from windows import Cell, layer_cell, put, read
+from windows import Cell, commands, layer_cell, put, read
 
 from outrider.assemble.engine import Engine
 from outrider.bench import workload
@@ -189,11 +188,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    commands = parser.add_subparsers(required=True)
-    ask = commands.add_parser("measure")
-    ask.add_argument("--out", type=Path, required=True)
-    ask.add_argument("--target", default="demo")
+    parser, ask, _ = commands(__doc__, show)
     ask.add_argument("--draft", default="demo-draft")
     ask.add_argument("--prompts", type=int, default=4)
     ask.add_argument("--tokens", type=int, default=200)
@@ -201,9 +196,6 @@ def main() -> None:
     ask.add_argument("--jitter", type=float, default=20.0)
     ask.add_argument("--rounds", type=int, default=2)
     ask.set_defaults(run=measure, stages=2, width=8, threads=1, in_process=False)
-    told = commands.add_parser("show")
-    told.add_argument("file", type=Path)
-    told.set_defaults(run=show)
     options = parser.parse_args()
     options.run(options)
 

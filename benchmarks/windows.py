@@ -17,7 +17,7 @@ import argparse
 import json
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -266,12 +266,22 @@ def numbers(kind: type) -> Any:
     return lambda text: [kind(word) for word in text.split(",")]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    commands = parser.add_subparsers(required=True)
-    ask = commands.add_parser("measure")
+def commands(
+    description: str, show: Callable[[argparse.Namespace], None]
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argparse.ArgumentParser]:
+    """A parser, and those of its commands `measure` and `show` with what both scripts ask."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    names = parser.add_subparsers(required=True)
+    ask, told = names.add_parser("measure"), names.add_parser("show")
     ask.add_argument("--out", type=Path, required=True)
     ask.add_argument("--target", default="demo")
+    told.add_argument("file", type=Path)
+    told.set_defaults(run=show)
+    return parser, ask, told
+
+
+def main() -> None:
+    parser, ask, told = commands(__doc__, show)
     ask.add_argument("--stages", type=int, default=2)
     ask.add_argument("--threads", type=int, default=1)
     ask.add_argument("--rtts", type=numbers(float), default=[0.0, 20.0, 50.0, 100.0, 200.0])
@@ -282,10 +292,7 @@ def main() -> None:
     ask.add_argument("--seconds", type=float, default=8.0)
     ask.add_argument("--in-process", action="store_true")
     ask.set_defaults(run=measure)
-    told = commands.add_parser("show")
-    told.add_argument("file", type=Path)
     told.add_argument("--plot", type=Path)
-    told.set_defaults(run=show)
     options = parser.parse_args()
     options.run(options)
 

@@ -5,8 +5,7 @@ import pytest
 from benchmarks import acceptance, alignment, blocks
 from outrider import demo
 from outrider.assemble.engine import Engine
-from outrider.assemble.target import LoadedTarget, load_target
-from outrider.config.run import SpeculativeConfig, TargetConfig
+from outrider.config.run import SpeculativeConfig
 from outrider.draft.block.load import load_block
 from outrider.draft.block.trunk import Trunk
 from outrider.errors import CheckpointError
@@ -24,17 +23,6 @@ def is_shipped(name: str) -> bool:
 
 
 NAMES = [name for name in FLOORS if is_shipped(name)]
-
-
-@pytest.fixture(scope="module")
-def target() -> LoadedTarget:
-    return load_target(TargetConfig())
-
-
-@pytest.fixture(scope="module")
-def texts(target: LoadedTarget) -> list[alignment.Text]:
-    engine = Engine.load("demo", speculative=SpeculativeConfig(method="off"))
-    return alignment.texts(engine, target.decoder.config.num_layers, prompts=24, new=40)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,6 +17,7 @@ from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Generation, Speculation, WindowLimits
+from outrider.engine.scheduler import Admission
 from outrider.models.decoder import Decoder
 from outrider.models.eagle3 import load_eagle3
 from outrider.models.head import Head
@@ -162,6 +163,18 @@ def _load_heads(target: Target) -> None:
 @functools.cache
 def _load(folder: Path, first: int = 0, last: int | None = None) -> Decoder:
     return load_decoder(folder, Kernels(exact=True), LoadOptions(first=first, last=last))
+
+
+def admission(**limits: Any) -> Admission:
+    """Wide limits but for those given; a sequence costs a byte a token."""
+    wide = {
+        "max_sequences": 16,
+        "max_queue": 64,
+        "max_bytes": 1 << 40,
+        "prompt_rows": 64,
+        "state_bytes": lambda length: length,
+    }
+    return Admission(**{**wide, **limits})
 
 
 def engine(

@@ -11,11 +11,11 @@ from outrider.assemble.memory import held_bytes
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.engine import GenerationResult
 from outrider.engine.prefix import PrefixCache
-from outrider.engine.scheduler import Admission, Scheduler
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.session import Piece
 from outrider.errors import BusyError, OutriderError, RequestError, StageError
 from outrider.sampling.params import SamplingParams
-from tests.exactness.targets import SAMPLINGS, engine, generate, prompts
+from tests.exactness.targets import SAMPLINGS, admission, engine, generate, prompts
 from tests.helpers.checkpoints import VOCAB
 from tests.helpers.runs import random_tokens
 from tests.helpers.scripted import PARTLY_RIGHT, ScriptedDrafter
@@ -53,14 +53,7 @@ def scheduled():
         own = engine(stage, drafter, width=width)
         if prefix_bytes:
             own.prefixes = PrefixCache(stage, prefix_bytes)
-        chosen = {
-            "max_sequences": 16,
-            "max_queue": 64,
-            "max_bytes": 1 << 40,
-            "prompt_rows": 64,
-            "state_bytes": lambda length: length,
-        }
-        scheduler = Scheduler(own, own.tokenizer, Admission(**{**chosen, **limits}))
+        scheduler = Scheduler(own, own.tokenizer, admission(**limits))
         made.append((scheduler, stage))
         return scheduler
 

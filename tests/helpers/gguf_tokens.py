@@ -1,7 +1,5 @@
 """Small tokenizers in the style of real families, and their GGUF metadata."""
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import (
@@ -15,6 +13,8 @@ from tokenizers import (
     processors,
     trainers,
 )
+
+from recipes.gguf import tokenizer_metadata
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ["<tool_call>", "   "]
@@ -78,23 +78,9 @@ def _pre_tokenizer(family: str) -> pre_tokenizers.PreTokenizer:
 
 def metadata(family: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """What llama.cpp's converter writes of a byte-level tokenizer."""
-    state = json.loads(tokenizer.to_str())
-    size = tokenizer.get_vocab_size()
-    tokens = [tokenizer.id_to_token(at) for at in range(size)]
-    kinds = {token: 3 for token in CONTROL} | {token: 4 for token in USER_DEFINED}
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": family,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [kinds.get(token, 1) for token in tokens],
-        "tokenizer.ggml.merges": [" ".join(_pair(pair)) for pair in state["model"]["merges"]],
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-
-
-def _pair(merge: str | Sequence[str]) -> Sequence[str]:
-    return merge.split(" ") if isinstance(merge, str) else merge
+    values = tokenizer_metadata(tokenizer, family, end=2)
+    del values["tokenizer.ggml.add_bos_token"]
+    return {**values, "tokenizer.ggml.bos_token_id": 0}
 
 
 def byte_level_metadata(family: str, size: int) -> dict[str, Any]:

@@ -174,22 +174,27 @@ def test_slow_and_broken_clients(live):
     assert found.usage.completion_tokens == 2
 
 
+def follow(address, body):
+    """The lines of a stream as they come, and the thread that reads them; waits for the first."""
+    lines, begun = [], threading.Event()
+
+    def read():
+        with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
+            for line in response.iter_lines():
+                lines.append(line)
+                begun.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    begun.wait(60)
+    return lines, thread
+
+
 def test_the_end_lets_streams_finish(hybrid):
     with running(hybrid.stage("log", 8)) as world:
         with listening(world) as address:
             body = {"prompt": prompts()[1], "max_tokens": 60, "temperature": 0, "stream": True}
-            text = []
-            begun = threading.Event()
-
-            def follow():
-                with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
-                    for line in response.iter_lines():
-                        text.append(line)
-                        begun.set()
-
-            thread = threading.Thread(target=follow)
-            thread.start()
-            begun.wait(60)
+            text, thread = follow(address, body)
         thread.join(60)
         assert text[-2] == "data: [DONE]"
         found = [json.loads(line[6:]) for line in text if line.startswith("data: {")]
@@ -204,18 +209,7 @@ def test_the_end_does_not_wait_for_ever(hybrid):
         world.stage.poll = lambda: (time.sleep(0.1), poll())[1]
         with listening(world) as address:
             body = {"prompt": prompts()[1], "max_tokens": 400, "ignore_eos": True, "stream": True}
-            lines = []
-            begun = threading.Event()
-
-            def follow():
-                with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
-                    for line in response.iter_lines():
-                        lines.append(line)
-                        begun.set()
-
-            thread = threading.Thread(target=follow)
-            thread.start()
-            begun.wait(60)
+            lines, thread = follow(address, body)
         thread.join(60)
     error = json.loads([line for line in lines if line][-1][6:])["error"]
     assert error["code"] == "shutting_down"

@@ -14,10 +14,10 @@ import uvicorn
 from outrider.config.run import ServerConfig
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.prefix import PrefixCache
-from outrider.engine.scheduler import Admission, Scheduler
+from outrider.engine.scheduler import Scheduler
 from outrider.server.app import Service, application
 from outrider.server.listen import Listener, bind
-from tests.exactness.targets import Letters, engine
+from tests.exactness.targets import Letters, admission, engine
 from tests.helpers.checkpoints import VOCAB
 
 MODEL = "tiny"
@@ -84,14 +84,7 @@ def running(stage, drafter=SuffixDrafter, *, chat=True, config=None, **limits) -
     tokenizer.has_chat_template = chat
     own = engine(stage, drafter, tokenizer=tokenizer)
     own.prefixes = PrefixCache(stage, 1 << 28)
-    chosen = {
-        "max_sequences": 16,
-        "max_queue": 64,
-        "max_bytes": 1 << 40,
-        "prompt_rows": 64,
-        "state_bytes": lambda length: length,
-    }
-    scheduler = Scheduler(own, tokenizer, Admission(**{**chosen, **limits}))
+    scheduler = Scheduler(own, tokenizer, admission(**limits))
     config = ServerConfig(**(config or {}))
     try:
         yield World(Service(scheduler=scheduler, config=config, model=MODEL), stage)
