@@ -100,16 +100,18 @@ class BlockStudent(block.Student):
 
 
 class DraftStudent(nn.Module):
-    """The draft model in training."""
+    """The draft model in training; random chunks to repeat teach it to copy."""
 
-    def __init__(self, target: nn.Module) -> None:
+    noise_share = 0.5
+
+    def __init__(self, target: nn.Module, work: Path) -> None:
         super().__init__()
-        self.taught = heads.Taught(target, Path())
+        self.taught = heads.Taught(target, work)
         self.draft = model.build(model.draft_config())
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss and agreement per row [B]."""
-        taught = self.taught.read(ids)[2]
+        taught = self.taught.target.lm_head(self.taught.recall(ids)[1])
         logits = self.draft(input_ids=ids, use_cache=False).logits
         return divergence(logits, taught).mean(1), agreement(logits, taught).float().mean(1)
 
@@ -118,7 +120,7 @@ def student(name: str, work: Path) -> nn.Module:
     """The student of a run; "mtp" reads behind the final norm, "mtp-before" before it."""
     target = generate.load_target(work)
     if name == "draft":
-        return DraftStudent(target)
+        return DraftStudent(target, work)
     if name == "eagle3":
         return EagleStudent(target, eagle3.vocabulary(work), work)
     if name in block.LAYOUTS:
@@ -127,10 +129,14 @@ def student(name: str, work: Path) -> nn.Module:
 
 
 class Rows:
-    """Draws batches of about 2,048 tokens, one part at a time; a share of them the target's own."""
+    """Draws batches of about 2,048 tokens, one part at a time.
 
-    def __init__(self, work: Path, own_share: float = OWN_TEXT) -> None:
-        self.work, self.own_share = work, own_share
+    Of the edits, `noise_share` are short rows of mostly random chunks; of the rest, `own_share` are
+    the target's own text.
+    """
+
+    def __init__(self, work: Path, own_share: float = OWN_TEXT, noise_share: float = 0.0) -> None:
+        self.work, self.own_share, self.noise_share = work, own_share, noise_share
         self.own: dict[str, list[torch.Tensor]] = {part: [] for part in mix.PARTS}
         for file in sorted((work / "generated").glob("*.pt")):
             shard = torch.load(file)
@@ -144,10 +150,11 @@ class Rows:
         rng = random.Random(seed)
         part = rng.randrange(len(mix.PARTS))
         name = mix.PARTS[part]
-        if self.own[name] and rng.random() < self.own_share:
+        noise = name == "edits" and rng.random() < self.noise_share
+        if not noise and self.own[name] and rng.random() < self.own_share:
             size = len(self.own[name][0])
             return torch.stack(rng.sample(self.own[name], round(ROW_TOKENS / size))), part
-        stage = mix.CURRICULUM[rng.choice((1, 2))]
+        stage = mix.CURRICULUM[0 if noise else rng.choice((1, 2))]
         return torch.tensor(
             [self.real.row(rng, name, stage)[0] for _ in range(ROW_TOKENS // stage.length)]
         ), part
@@ -159,7 +166,7 @@ def worker(
     """Train one student until the time is up."""
     torch.set_num_threads(1)
     fast_kernels.install()
-    rows = Rows(work, getattr(net, "own_share", OWN_TEXT))
+    rows = Rows(work, getattr(net, "own_share", OWN_TEXT), getattr(net, "noise_share", 0.0))
     rates = parallel.Rates(matrices=4e-3, others=4e-3, decay=0.05, warmup=0.03, hold=0.3)
     optimizer = parallel.ShardedOptimizer(net, shared, rank, rates)
     step = parallel.resume(work / name, net, optimizer).get("step", 0)
@@ -188,7 +195,7 @@ def worker(
 
 def run(work: Path, name: str, minutes: float, ranks: int) -> None:
     """Distil, or go on distilling, one student with one or two processes."""
-    if name not in ("draft", "mtp-before"):
+    if name != "mtp-before":
         readings.run(work, block.TAPS, ranks)
     net = student(name, work)
     shared = parallel.share(net, ranks)

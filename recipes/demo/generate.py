@@ -94,16 +94,16 @@ def continue_rows(
 
 
 def worker(rank: int, work: Path, minutes: float) -> None:
-    """Write shards of one part after another until the time is up."""
+    """Write shards of one part after another until the time is up, behind those that are there."""
     torch.set_num_threads(1)
-    torch.manual_seed(1 + rank)
     fast_kernels.install()
     net = load_target(work)
     rows = mix.Mix(tokens.load(work / "tokenizer.json"), corpus.load(), held_out=False)
     folder = work / "generated"
     folder.mkdir(exist_ok=True)
-    until, shard = time.monotonic() + minutes * 60, 0
+    until, shard = time.monotonic() + minutes * 60, len(list(folder.glob(f"{rank}-*.pt")))
     while time.monotonic() < until:
+        torch.manual_seed(1000 * rank + shard)
         part = mix.PARTS[(shard + rank) % len(mix.PARTS)]
         plan, rng = PLANS[part], random.Random(f"generate-{rank}-{shard}")
         ids = torch.tensor([prompt_row(rows, rng, part, plan) for _ in range(ROWS)])
