@@ -62,8 +62,10 @@ def _refuse(file: GgufFile, architecture: str) -> None:
             )
 
 
-def dense_words(file: GgufFile, architecture: str) -> dict[str, Any]:
-    """Words that all families share."""
+def dense_words(
+    file: GgufFile, architecture: str, vocabulary: str = "token_embd.weight"
+) -> dict[str, Any]:
+    """Words that all families share; `vocabulary` has a row per token, should none be listed."""
 
     def key(name: str) -> str:
         return f"{architecture}.{name}"
@@ -82,7 +84,7 @@ def dense_words(file: GgufFile, architecture: str) -> dict[str, Any]:
         )
     return {
         "model_type": architecture,
-        "vocab_size": _vocab_size(file, architecture),
+        "vocab_size": _vocab_size(file, architecture, vocabulary),
         "hidden_size": hidden,
         "intermediate_size": file.number(key("feed_forward_length")),
         "num_hidden_layers": layers,
@@ -105,9 +107,11 @@ def _context(file: GgufFile, key: str) -> int:
     return length
 
 
-def _vocab_size(file: GgufFile, architecture: str) -> int:
+def _vocab_size(file: GgufFile, architecture: str, vocabulary: str) -> int:
     if f"{architecture}.vocab_size" in file.values:
         return file.number(f"{architecture}.vocab_size")
+    if "tokenizer.ggml.tokens" not in file.values and (rows := file.tensors.get(vocabulary)):
+        return rows.shape[0]  # of a drafter, which has its target's tokens
     return len(file.texts("tokenizer.ggml.tokens"))
 
 

@@ -45,6 +45,37 @@ def made(kind, folder, change=None):
     return write_file(content, folder / "drafter.gguf")
 
 
+OLDER_TENSORS = {
+    "fc.": "dspark.fc.",
+    "enc.output_norm.": "dspark.hidden_norm.",
+    "markov_w1.": "dspark.markov_head_a.",
+    "markov_w2.": "dspark.markov_head_b.",
+    "conf_proj.": "dspark.confidence_head.",
+    "log_snr_fc": "dspark.log_snr_fc",
+}
+OLDER_KEYS = ("block_size", "target_layers", "markov_rank", "min_log_snr", "max_log_snr")
+
+
+def older(content):
+    """The form that files had before llama.cpp took the architecture in (PrismML's fork, #127)."""
+    metadata, tensors = content.metadata, content.tensors
+    for key in [key for key in metadata if key.startswith("dflash.")]:
+        own = key.removeprefix("dflash.") in OLDER_KEYS
+        metadata[key.replace("dflash.", "dspark.dspark." if own else "dspark.")] = metadata.pop(key)
+    layers = metadata["dspark.dspark.target_layers"]
+    metadata["dspark.dspark.target_layers"] = [layer - 1 for layer in layers]
+    mask = metadata.pop("tokenizer.ggml.mask_token_id")
+    metadata["dspark.dspark.mask_token_id"] = mask
+    metadata["dspark.dspark.log_snr_conditioning"] = "dspark.dspark.min_log_snr" in metadata
+    metadata["tokenizer.ggml.model"] = "none"
+    del metadata["tokenizer.ggml.tokens"], metadata["dspark.vocab_size"]
+    for name in list(tensors):
+        start = next((start for start in OLDER_TENSORS if name.startswith(start)), None)
+        if start is not None:
+            tensors[name.replace(start, OLDER_TENSORS[start], 1)] = tensors.pop(name)
+    object.__setattr__(content, "architecture", "dspark")
+
+
 def drafted(path, target):
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(20, 2 * HIDDEN, generator=generator) * 2
@@ -62,6 +93,17 @@ def test_a_file_drafts_what_its_folder_drafts(target, tmp_path, name):
     assert mine.tokens == theirs.tokens
     assert mine.confidence == pytest.approx(theirs.confidence, abs=1e-5)
     torch.testing.assert_close(torch.stack(rows), torch.stack(others), atol=1e-5, rtol=1e-5)
+    assert holds_block_drafter(path)
+
+
+@pytest.mark.parametrize("name", ["dspark", "dspark-log-snr"])
+def test_the_older_form_drafts_what_its_folder_drafts(target, tmp_path, name):
+    path = made(KINDS[name], tmp_path, older)
+    (mine, rows), (theirs, others) = drafted(path, target), drafted(tmp_path, target)
+    assert mine.tokens == theirs.tokens
+    torch.testing.assert_close(torch.stack(rows), torch.stack(others), atol=1e-5, rtol=1e-5)
+    taps = [load_block(one, target, Kernels(exact=False)).layout.taps for one in (path, tmp_path)]
+    assert taps[0] == taps[1]
     assert holds_block_drafter(path)
 
 
@@ -91,9 +133,6 @@ def test_four_tensors_too_many_are_named(target, tmp_path):
 
 
 def test_what_a_file_lacks_is_named(target, tmp_path):
-    def older(content):
-        object.__setattr__(content, "architecture", "dspark")
-
     def unmasked(content):
         del content.metadata["tokenizer.ggml.mask_token_id"]
 
@@ -101,7 +140,6 @@ def test_what_a_file_lacks_is_named(target, tmp_path):
         content.tensors["d2t"] = content.tensors["d2t"].astype(np.float32)
 
     for name, kind, change, message in (
-        ("older", SPARK, older, "'dspark' is the older form"),
         ("mask", SPARK, unmasked, "tokenizer.ggml.mask_token_id is missing"),
         ("map", KINDS["dspark-bonus-reduced"], floats, "d2t is of type F32 where I64 is needed"),
     ):

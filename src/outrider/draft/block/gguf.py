@@ -1,7 +1,9 @@
-"""GGUF files of block drafters, architecture `dflash`, as a folder of the same drafter would be.
+"""GGUF files of block drafters, as a folder of the same drafter would be.
 
-Keys and tensors of llama.cpp, and of PrismML's fork for log-SNR conditioning. Target layers count
-as entries of transformers' `hidden_states` do. Blocks are not causal there.
+Architecture `dflash` has the keys and tensors of llama.cpp, and of PrismML's fork for log-SNR
+conditioning; its target layers count as entries of transformers' `hidden_states` do. `dspark` is
+that fork's older form: the drafter's own keys have the prefix twice, target layers count from the
+output of the first, and there is no vocabulary. Blocks are not causal in either.
 """
 
 from typing import Any
@@ -10,7 +12,6 @@ import torch
 from torch import Tensor
 
 from outrider.draft.block.formats import CONFIDENCE, GGUF
-from outrider.errors import CheckpointError
 from outrider.models.gguf_config import dense_words
 from outrider.models.gguf_file import GgufFile
 from outrider.models.gguf_tensors import ATTENTION, LAYER, GgufTensors, Stored
@@ -29,24 +30,34 @@ TOP = {
     "log_snr_embed.fc1": "log_snr_fc1",
     "log_snr_embed.fc2": "log_snr_fc2",
 }
+OLDER_TOP = {
+    "fc": "dspark.fc",
+    "hidden_norm": "dspark.hidden_norm",
+    "markov_head.markov_w1": "dspark.markov_head_a",
+    "markov_head.markov_w2": "dspark.markov_head_b",
+    "confidence_head.proj": "dspark.confidence_head",
+    "log_snr_embed.fc1": "dspark.log_snr_fc1",
+    "log_snr_embed.fc2": "dspark.log_snr_fc2",
+}
+OWN_KEYS = ("block_size", "sample_from_anchor", "markov_rank", "min_log_snr", "max_log_snr")
 
 
 def words(file: GgufFile) -> dict[str, Any]:
-    """The file's metadata in the words of a config.json; CheckpointError for the older kind."""
-    if file.text("general.architecture") == OLDER:
-        raise CheckpointError(
-            f"{file.path}: general.architecture {OLDER!r} is the older form of a block drafter: "
-            f"convert it to {ARCHITECTURE!r}."
-        )
-    found = {**dense_words(file, ARCHITECTURE), "architectures": [GGUF], "is_causal": False}
-    layers = file.numbers(f"{ARCHITECTURE}.target_layers")
-    found["aux_hidden_state_layer_ids"] = [int(layer) for layer in layers]
-    found["mask_token_id"] = file.number("tokenizer.ggml.mask_token_id")
-    for key in ("block_size", "sample_from_anchor", "markov_rank", "min_log_snr", "max_log_snr"):
-        if (name := f"{ARCHITECTURE}.{key}") in file.values:
+    """The file's metadata in the words of a config.json."""
+    kind = file.text("general.architecture")
+    older = kind == OLDER
+    own = f"{OLDER}.{OLDER}" if older else kind
+    shape = dense_words(file, kind, "dspark.markov_head_a.weight" if older else "token_embd.weight")
+    found = {**shape, "architectures": [GGUF], "is_causal": False}
+    layers = file.numbers(f"{own}.target_layers")
+    found["aux_hidden_state_layer_ids"] = [int(layer) + older for layer in layers]
+    mask = f"{own}.mask_token_id" if older else "tokenizer.ggml.mask_token_id"
+    found["mask_token_id"] = file.number(mask)
+    for key in OWN_KEYS:
+        if (name := f"{own}.{key}") in file.values:
             found[key] = file.values[name]
-    if window := file.number(f"{ARCHITECTURE}.attention.sliding_window", 0):
-        pattern = file.numbers(f"{ARCHITECTURE}.attention.sliding_window_pattern")
+    if window := file.number(f"{kind}.attention.sliding_window", 0):
+        pattern = file.numbers(f"{kind}.attention.sliding_window_pattern")
         kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern]
         found |= {"sliding_window": window, "layer_types": kinds}
     return found
@@ -76,7 +87,7 @@ class BlockTensors(GgufTensors):
         return (self._file.integers(name) - torch.arange(shape[0])).to(dtype)
 
 
-_NAMES = {stored: name for name, stored in TOP.items()}
+_NAMES = {stored: name for names in (TOP, OLDER_TOP) for name, stored in names.items()}
 _LAYERS = {
     stored: name
     for name, stored in {**LAYER, **ATTENTION, "post_attention_layernorm": "ffn_norm"}.items()
