@@ -64,11 +64,12 @@ def live(state: SequenceState) -> list[Tensor]:
     slot, rows = chunk % delta.slots, rows + 1
     place = length - delta.columns.origin
     slots = [views[slot] for views in delta._views]
+    logs = [layer.log for layer in slots]
     return [
         torch.stack([layer.base for layer in slots]),
-        delta.keys[:, slot, :, :, :rows],
-        delta.wanted[:, slot, :, :rows],
-        delta.inverse[:, slot, :, :rows, :rows],
-        delta.decays[:, slot, :, :rows],
+        torch.stack([log.keys[:, :, :rows] for log in logs]),
+        torch.stack([layer.wanted[:, :rows] for layer in slots]),
+        torch.stack([log.inverse[:, :rows, :rows] for log in logs]),
+        torch.stack([log.decays[:, :rows] for log in logs]),
         delta.columns.storage[:, place - (delta.spec.taps - 1) : place],
     ]

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from outrider.ops.activation import one_plus_exp
 from outrider.ops.conv import causal_conv
+from outrider.ops.linear import Linear, LinearPlan
 from outrider.ops.norm import length_eps, rms_norm, unit_rows
+from outrider.ops.rows import stocked_rows
 
 WIDTHS = (4, 24, 40, 48, 256, 264, 704)
 COUNTS = (1, 2, 3, 5, 7, 8, 13, 16, 17, 33, 64, 200)
@@ -56,3 +58,20 @@ def test_values_agree_with_torch() -> None:
     kernel = torch.randn(4, 24)
     expected = functional.conv1d(rows.t()[None], kernel.t()[:, None], groups=24)[0].t()
     torch.testing.assert_close(causal_conv(rows, kernel), expected)
+
+
+def test_few_row_counts_are_in_stock() -> None:
+    found = {count: stocked_rows(count) for count in range(1, 1025)}
+    assert all(count <= rows <= 1.25 * count for count, rows in found.items())
+    assert [found[count] for count in range(1, 17)] == list(range(1, 17)), "steps and windows"
+    assert [found[count] for count in (17, 64, 65, 80, 81, 256)] == [20, 64, 80, 80, 96, 256]
+    assert len(set(found.values())) == 40
+
+
+def test_a_product_runs_no_other_row_counts() -> None:
+    layer = Linear(torch.randn(8, 12), None, LinearPlan("plain", 1))
+    seen, kernel = set(), layer._kernel
+    layer._kernel = lambda x: (seen.add(len(x)), kernel(x))[1]
+    for count in range(1, 100):
+        assert layer(torch.randn(count, 12)).shape == (count, 8)
+    assert seen == {stocked_rows(count) for count in range(1, 100)}

@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from outrider.models.config import AttentionConfig
+from outrider.models.group import AttentionGroup
 from outrider.models.pass_plan import PassPlan, SpanPlan
 from outrider.models.weights import WeightReader
 from outrider.ops.activation import one_plus_exp
 from outrider.ops.attention import attend
+from outrider.ops.attention_group import attend_pages
 from outrider.ops.norm import fold_norm, rms_norm
 from outrider.ops.rope import paired, rotate
 from outrider.ops.selftest import Kernels
@@ -87,9 +89,8 @@ class AttentionLayer:
         """x [N, hidden] of unit rows; returns [N, hidden]. Writes keys and values."""
         projected = self.project(x)
         self._turn_heads(projected, plan)
-        parts = [
-            self._attend(*part) for part in zip(plan.split(projected), plan.spans, strict=True)
-        ]
+        units = zip(plan.attention.split(projected), plan.attention.units, strict=True)
+        parts = [self._attend(*unit) for unit in units]
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self.config.output_gate:
             gates = projected.narrow(1, self.queries + 2 * self.keys, self.queries)
@@ -103,7 +104,9 @@ class AttentionLayer:
         heads = place if self.head_norm is None else self.head_norm(place)
         rotate(heads, plan.cos, plan.sin, out=place)
 
-    def _attend(self, projected: Tensor, span: SpanPlan) -> Tensor:
+    def _attend(self, projected: Tensor, span: SpanPlan | AttentionGroup) -> Tensor:
+        if isinstance(span, AttentionGroup):
+            return self._attend_group(projected, span)
         store, config = span.state.attention, self.config
         assert store is not None
         kept = projected.narrow(1, self.queries, 2 * self.keys)
@@ -119,3 +122,16 @@ class AttentionLayer:
             for block in span.blocks
         ]
         return torch.cat(parts).flatten(1)
+
+    def _attend_group(self, projected: Tensor, group: AttentionGroup) -> Tensor:
+        """As `_attend`, for windows of several sequences."""
+        config, rows = self.config, len(projected)
+        kept = projected.narrow(1, self.queries, 2 * self.keys)
+        kept = kept.view(rows, 2, config.kv_heads, config.width).split(group.sizes)
+        for store, start, part in zip(group.states, group.starts, kept, strict=True):
+            store.write(self.index, start, part)
+        sequences = zip(group.states, group.pages.pages, strict=True)
+        reached = [store.first(self.index, pages) for store, pages in sequences]
+        grouped = projected.narrow(1, 0, self.queries)
+        grouped = group.spread.widen(grouped.view(rows, config.kv_heads, -1, config.width))
+        return group.spread.narrow(attend_pages(grouped, reached, group.pages)).flatten(1)

@@ -4,11 +4,13 @@ import torch
 from torch import Tensor
 
 from outrider.models.config import DeltaConfig
+from outrider.models.group import Group
 from outrider.models.pass_plan import Chunk, PassPlan, SpanPlan
 from outrider.models.weights import WeightReader
 from outrider.ops.activation import ONE, one_plus_exp
 from outrider.ops.conv import causal_conv
-from outrider.ops.delta import apply_rows
+from outrider.ops.delta import Rows, apply_rows
+from outrider.ops.delta_group import apply_group
 from outrider.ops.norm import fold_norm, inverse_length, length_eps, unit_rows
 from outrider.ops.selftest import Kernels
 from outrider.state.delta import DeltaState
@@ -98,15 +100,19 @@ class DeltaLayer:
         decay = faded.log1p_().mul_(self.rate)
         grown.add_(ONE)
         strength = grown.narrow(1, size, heads).reciprocal()
-        inputs = map(plan.split, (projected.narrow(1, 0, channels), strength, decay))
-        parts = [self._mix(*part) for part in zip(*inputs, plan.spans, strict=True)]
+        inputs = map(plan.delta.split, (projected.narrow(1, 0, channels), strength, decay))
+        parts = [self._mix(*part) for part in zip(*inputs, plan.delta.units, strict=True)]
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
         gate = projected.narrow(1, channels, size) / grown.narrow(1, 0, size)
         normed = unit_rows(outputs, self.eps).reshape(gate.shape)
         return self.out(gate.mul_(normed).to(x.dtype))
 
-    def _mix(self, mixed: Tensor, strength: Tensor, decay: Tensor, span: SpanPlan) -> Tensor:
+    def _mix(
+        self, mixed: Tensor, strength: Tensor, decay: Tensor, span: SpanPlan | Group
+    ) -> Tensor:
         """Convolution and delta rule of one span; [n, key heads, values per key, value width]."""
+        if isinstance(span, Group):
+            return self._mix_group(mixed, strength, decay, span)
         store = span.state.delta
         assert store is not None
         mixed = causal_conv(store.columns.extend(self.index, span.start, mixed), self.conv)
@@ -121,9 +127,27 @@ class DeltaLayer:
         self, chunk: Chunk, store: DeltaState, mixed: Tensor, decay: Tensor, strength: Tensor
     ) -> Tensor:
         """Rows of one `Chunk`, of which `mixed` [n, channels] has keys, queries and values."""
-        rows, config = chunk.rows, self.config
+        values = self._fill(chunk.rows, mixed)
+        return apply_rows(chunk.rows, values, (decay, strength), chunk.slots(store, self.index))
+
+    def _fill(self, rows: Rows, mixed: Tensor) -> Tensor:
+        """Put normalised keys and queries of `mixed` [n, channels] where rows want them; returns
+        values [n, key heads, values per key, value width]."""
         pairs = mixed.narrow(1, 0, 2 * self.key_size).view(rows.target.shape)
         torch.mul(pairs, inverse_length(pairs, L2_EPS), out=rows.target)
         values = mixed.narrow(1, 2 * self.key_size, self.value_size)
-        values = values.view(len(mixed), config.key_heads, -1, config.value_width)
-        return apply_rows(rows, values, (decay, strength), chunk.slots(store, self.index))
+        return values.view(len(mixed), self.config.key_heads, -1, self.config.value_width)
+
+    def _mix_group(self, mixed: Tensor, strength: Tensor, decay: Tensor, group: Group) -> Tensor:
+        """As `_mix`, for windows of several sequences."""
+        for store, chunk in group.opened:
+            store.open(self.index, chunk)
+        columns = group.seats.columns[self.index]
+        columns.index_copy_(0, group.written, mixed)
+        windows = columns.index_select(0, group.read).view(len(mixed), *self.conv.shape)
+        mixed = (windows * self.conv).sum(1)
+        inputs = mixed / one_plus_exp(mixed), decay, strength
+        mixed, *gates = (group.spread.widen(rows) for rows in inputs)
+        values = self._fill(group.rows.scratch, mixed)
+        stack = group.seats.stack(self.index)
+        return group.spread.narrow(apply_group(group.rows, values, (gates[0], gates[1]), stack))

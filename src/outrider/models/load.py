@@ -139,6 +139,9 @@ def build_tables(
     shape = attention.kv_heads, attention.heads // attention.kv_heads, attention.width
     tile = kernels.tile_for_attention(*shape)
     cos, sin = rope_tables(attention.rope, attention.width, length)
+    recurrent = None
+    if delta:
+        recurrent = delta.key_heads, delta.value_heads, delta.key_width, delta.value_width
     return PassTables(
         cos=cos.to(device),
         sin=sin.to(device),
@@ -147,11 +150,8 @@ def build_tables(
         attention_alone=tile == 0,
         full=BiasTable(shape[1], max(tile, 1), device),
         chunks={chunk: chunk_table(chunk, device) for chunk in (1, LOG_CHUNK)},
-        delta_tile=kernels.tile_for_delta(
-            delta.key_heads, delta.value_heads, delta.key_width, delta.value_width
-        )
-        if delta
-        else 1,
+        delta_tile=kernels.tile_for_delta(*recurrent) if recurrent else 1,
+        group=recurrent is not None and kernels.can_group_delta(*recurrent),
     )
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from outrider.models.group import LEAST, AttentionGroup, Group, Member, attend_together, find_group
 from outrider.ops.attention import PAGE, ROW_BLOCK, BiasTable, Block, Heads, causal_bias, make_block
 from outrider.ops.delta import ChunkTable, Rows, Slot, make_rows
 from outrider.state.delta import DeltaState, Segment, segments
+from outrider.state.seats import Seats
 from outrider.state.sequence import SequenceState
 
 
@@ -47,18 +50,31 @@ class SpanPlan:
     chunks: list[Chunk]
 
 
-@dataclass(frozen=True, slots=True)
-class PassPlan:
-    """All spans with their row counts, and cos and signed sin [N, 1, width] of every row."""
+U = TypeVar("U")
+G = TypeVar("G")
 
-    spans: list[SpanPlan]
+
+@dataclass(frozen=True, slots=True)
+class Parts(Generic[U]):
+    """What the mixers of one kind run one after another, and the rows of each: the first spans as
+    one group where that can be, and every other span."""
+
+    units: list[U]
     sizes: list[int]
-    cos: Tensor
-    sin: Tensor
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
-        """The rows [N, ...] of a pass by span."""
+        """The rows [N, ...] of a pass by unit."""
         return (rows,) if len(self.sizes) == 1 else rows.split(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """The parts of a pass for each kind of mixer; cos, signed sin [N, 1, width] of every row."""
+
+    attention: Parts[SpanPlan | AttentionGroup]
+    delta: Parts[SpanPlan | Group]
+    cos: Tensor
+    sin: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +83,7 @@ class PassTables:
 
     cos, sin: [max_length, width]. windows: of the attention layers. chunks: by chunk length.
     Where the self-test found no row multiple that keeps bits, rows run alone: `attention_alone`,
-    and `delta_tile` is 0.
+    and `delta_tile` is 0. `group`: recurrent layers may run several sequences at once.
     """
 
     cos: Tensor
@@ -78,25 +94,83 @@ class PassTables:
     full: BiasTable
     chunks: Mapping[int, ChunkTable]
     delta_tile: int
+    group: bool
 
 
-def plan_pass(spans: Sequence[Span], tables: PassTables, like: Tensor) -> PassPlan:
-    """Plan a pass and advance every span's state past its rows; `like` gives scratch its dtype."""
-    planned, cos, sin = [], [], []
+def plan_pass(
+    spans: Sequence[Span], tables: PassTables, like: Tensor, seats: Seats | None = None
+) -> PassPlan:
+    """Plan a pass and advance every span's state past its rows; `like` gives scratch its dtype.
+
+    Spans with a place in `seats` run as one in recurrent layers, if they stand at the front.
+    """
+    starts = [span.state.length for span in spans]
     for span in spans:
-        start = span.state.length
         span.state.advance(span.rows, revocable=span.revocable)
-        blocks = _blocks(start, span.rows, tables, like) if span.state.attention else []
-        chunks = _chunks(span.state.delta, start, span.rows, tables) if span.state.delta else []
+    pages = _attention_group(spans, starts, tables, like)
+    group = _group(spans, starts, tables, seats)
+    attended, grouped = len(pages.states) if pages else 0, group.members if group else 0
+    planned = []
+    for place, (span, start) in enumerate(zip(spans, starts, strict=True)):
+        attention = span.state.attention if place >= attended else None
+        delta = span.state.delta if place >= grouped else None
+        blocks = _blocks(start, span.rows, tables, like) if attention else []
+        chunks = _chunks(delta, start, span.rows, tables) if delta else []
         planned.append(SpanPlan(span.state, start, blocks, chunks))
-        cos.append(tables.cos.narrow(0, start, span.rows))
-        sin.append(tables.sin.narrow(0, start, span.rows))
     sizes = [span.rows for span in spans]
-    return PassPlan(planned, sizes, _join(cos).unsqueeze(1), _join(sin).unsqueeze(1))
+    return PassPlan(
+        _parts(planned, sizes, pages, attended),
+        _parts(planned, sizes, group, grouped),
+        *_turns(starts, sizes, tables),
+    )
 
 
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _parts(
+    planned: list[SpanPlan], sizes: list[int], group: G | None, count: int
+) -> Parts[SpanPlan | G]:
+    """`group` in place of the first `count` spans."""
+    if group is None:
+        return Parts([*planned], sizes)
+    return Parts([group, *planned[count:]], [sum(sizes[:count]), *sizes[count:]])
+
+
+def _turns(
+    starts: Sequence[int], sizes: Sequence[int], tables: PassTables
+) -> tuple[Tensor, Tensor]:
+    """cos and signed sin [N, 1, width] of all rows."""
+    if len(starts) == 1:
+        cos, sin = (t.narrow(0, starts[0], sizes[0]) for t in (tables.cos, tables.sin))
+    else:
+        each = zip(starts, sizes, strict=True)
+        places = [place for start, rows in each for place in range(start, start + rows)]
+        index = torch.tensor(places, device=tables.cos.device)
+        cos, sin = (table.index_select(0, index) for table in (tables.cos, tables.sin))
+    return cos.unsqueeze(1), sin.unsqueeze(1)
+
+
+def _attention_group(
+    spans: Sequence[Span], starts: Sequence[int], tables: PassTables, like: Tensor
+) -> AttentionGroup | None:
+    """The spans at the front whose rows attend together; masks of sliding windows cannot."""
+    states = [span.state.attention for span in spans if span.state.attention]
+    if len(states) < LEAST or tables.attention_alone or tables.windows != {None}:
+        return None
+    sizes = [span.rows for span in spans]
+    return attend_together(states, starts, sizes, tables.heads, tables.full, like)
+
+
+def _group(
+    spans: Sequence[Span], starts: Sequence[int], tables: PassTables, seats: Seats | None
+) -> Group | None:
+    """The spans at the front that recurrent layers run together."""
+    if seats is None or not tables.group:
+        return None
+    members = (
+        Member(span.state.delta, start, span.rows)
+        for span, start in zip(spans, starts, strict=True)
+        if span.state.delta
+    )
+    return find_group(members, seats, tables.chunks[seats.spec.chunk], tables.delta_tile)
 
 
 def _blocks(start: int, rows: int, tables: PassTables, like: Tensor) -> list[Block]:

@@ -66,13 +66,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """What rows at each offset of a chunk see, and `units`, the rows [1, C] of the unit matrix.
+    """What rows at each offset of a chunk see, and `units`, the rows [1, C] of the matrix `unit`.
 
     visible: 0 or 1, [2, C, C]; [0] is for the inverse (strictly earlier entries), [1] for outputs
     (own entry included).
     """
 
     visible: Tensor
+    unit: Tensor
     units: tuple[Tensor, ...]
 
 
@@ -80,7 +81,8 @@ class ChunkTable:
 class Rows:
     """n rows at offset `first` of one chunk, or of each of `chunks`; with scratch for all layers.
 
-    visible: [2, n, C] and units: n rows [1, C], from the `ChunkTable`. both: [N K, M, A], zero in
+    visible: [2, n, C] (or for every head: [N K, 1, 2, n, C]) and units: n rows [1, C], from the
+    `ChunkTable`. both: [N K, M, A], zero in
     the padding; `target` is its part [N, n, 2, K, A] that a layer fills with normalised keys and
     queries, `keys` the part [N K, A, n]. weights: [N K, r, 2, n, C] in zeroed scratch, of which
     `solving` is the first half [N V, n, C], `equations` its n rows [N V, 1, C], and `mixing` the
@@ -105,7 +107,7 @@ class Rows:
 def chunk_table(chunk: int, device: torch.device) -> ChunkTable:
     unit = torch.eye(chunk, device=device)
     reached = torch.ones_like(unit).tril()
-    return ChunkTable(torch.stack([reached - unit, reached]), unit.split(1))
+    return ChunkTable(torch.stack([reached - unit, reached]), unit, unit.split(1))
 
 
 def make_rows(
@@ -116,8 +118,13 @@ def make_rows(
     table: ChunkTable,
     tile: int,
     chunks: int = 1,
+    *,
+    log: bool = True,
 ) -> Rows:
-    """`size` rows from offset `first` on of each of `chunks`; heads K and V, `width` A."""
+    """`size` rows from offset `first` on of each of `chunks`; heads K and V, `width` A.
+
+    `log`: several chunks get one to be weighed in.
+    """
     key_heads, value_heads = (chunks * count for count in heads)
     zeros = table.visible.new_zeros
     both = zeros(key_heads, padded_rows(2 * size, tile), width)
@@ -138,7 +145,7 @@ def make_rows(
         solving,
         solving.split(1, 1),
         scratch.select(1, 1),
-        Log.new(key_heads, value_heads, width, table.visible) if chunks > 1 else None,
+        Log.new(key_heads, value_heads, width, table.visible) if log and chunks > 1 else None,
     )
 
 
@@ -165,7 +172,7 @@ def apply_rows(
     chunk, the base of which may come from the one before: they are taken one by one, each when the
     one before is complete. Returns [N n, K, r, D].
     """
-    decay, strength = (_by_head(gate, rows.chunks) for gate in gates)
+    decay, strength = (by_head(gate, rows.chunks) for gate in gates)
     if rows.log is None:
         (slot,) = slots
         faded, mixing = _weigh(rows, decay, strength, slot.log)
@@ -183,7 +190,7 @@ def apply_rows(
     return torch.cat(outputs)
 
 
-def _by_head(gate: Tensor, chunks: int) -> Tensor:
+def by_head(gate: Tensor, chunks: int) -> Tensor:
     """[N n, V] to [N V, n]."""
     if chunks == 1:
         return gate.t()
@@ -193,21 +200,28 @@ def _by_head(gate: Tensor, chunks: int) -> Tensor:
 def _weigh(rows: Rows, decay: Tensor, strength: Tensor, log: Log) -> tuple[Tensor, Tensor]:
     """Write keys, decays [V, n] and rows of the inverse to the log. Returns how far the base has
     faded, exp(G) [K, 1, n, r, 1], and the weights of `wanted` in outputs [V, padded n, C]."""
-    key_heads, group, _, count, chunk = rows.weights.shape
+    key_heads, group, _, count, _ = rows.weights.shape
     log.keys.narrow(2, rows.first, count).copy_(rows.keys)
     log.decays.narrow(1, rows.first, count).copy_(decay)
     summed = log.decays.cumsum(1)
     own = summed.narrow(1, rows.first, count).unsqueeze(2)
-    lag = (own - summed.unsqueeze(1)).clamp_(LEAST, 0.0).exp_()
-    similar = torch.bmm(rows.both, log.keys).narrow(1, 0, 2 * count)
-    similar = similar.view(key_heads, 1, 2, count, chunk).mul_(rows.visible)
-    torch.mul(lag.view(key_heads, group, 1, count, chunk), similar, out=rows.weights)
-    rows.solving.mul_(strength.unsqueeze(2))
+    compare(rows, own, summed, strength, log.keys)
     places = log.rows[rows.first : rows.first + count]
     for unit, equation, place in zip(rows.units, rows.equations, places, strict=True):
         torch.sub(unit, torch.bmm(equation, log.inverse), out=place)
     faded = own.exp().view(key_heads, 1, group, count, 1).transpose(2, 3)
     return faded, torch.bmm(rows.mixing, log.inverse)
+
+
+def compare(rows: Rows, own: Tensor, summed: Tensor, strength: Tensor, keys: Tensor) -> None:
+    """Fill `rows.weights` from the decays summed up to each row, own [N V, n, 1], and to each entry
+    of the log [N V, C]; strength [N V, n], keys [N K, A, C]."""
+    key_heads, group, _, count, chunk = rows.weights.shape
+    lag = (own - summed.unsqueeze(1)).clamp_(LEAST, 0.0).exp_()
+    similar = torch.bmm(rows.both, keys).narrow(1, 0, 2 * count)
+    similar = similar.view(key_heads, 1, 2, count, chunk).mul_(rows.visible)
+    torch.mul(lag.view(key_heads, group, 1, count, chunk), similar, out=rows.weights)
+    rows.solving.mul_(strength.unsqueeze(2))
 
 
 def _read(

@@ -22,7 +22,7 @@ from outrider.ops.int8 import (
     can_multiply,
     largest_inputs,
 )
-from outrider.ops.rows import pad_rows, padded_rows
+from outrider.ops.rows import pad_rows, padded_rows, stocked_rows
 
 PACKED_FOR_ROWS = 8
 """Row count that weights are packed for; see docs/decisions/row-invariance.md."""
@@ -54,13 +54,10 @@ class Linear:
         self._kernel = _kernels()[plan.kernel](weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        multiple = self.plan.rows
-        if multiple == 1:
-            return self._kernel(x)
+        multiple, num_rows = self.plan.rows, x.shape[0]
         if multiple == 0:
             return torch.cat([self._kernel(row) for row in x.split(1)])
-        num_rows = x.shape[0]
-        rows = padded_rows(num_rows, multiple)
+        rows = padded_rows(stocked_rows(num_rows), multiple)
         return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
 
 

@@ -8,10 +8,22 @@ assumed: `outrider.ops.selftest`.
 import torch
 from torch import Tensor
 
+EVERY_ROW_COUNT = 16
+
 
 def padded_rows(num_rows: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that holds `num_rows`."""
     return -(-num_rows // multiple) * multiple
+
+
+def stocked_rows(num_rows: int) -> int:
+    """The next row count that products are run with: all up to 16, then four in each octave.
+
+    oneDNN builds a kernel for each row count of each shape, 0.3 MiB or more, and keeps a thousand.
+    """
+    if num_rows <= EVERY_ROW_COUNT:
+        return num_rows
+    return padded_rows(num_rows, 1 << (num_rows - 1).bit_length() - 3)
 
 
 def pad_rows(x: Tensor, rows: int) -> Tensor:

@@ -26,8 +26,11 @@ class Picked(Protocol):
 class Picker(Protocol):
     """Turns one session's logits into tokens; keeps its randomness, history and counts."""
 
-    def pick(self, window: Window, logits: Tensor) -> Picked:
-        """The tokens after the wanted rows, from their logits [wanted, vocab], fp32."""
+    def pick(self, window: Window, logits: Tensor, largest: Sequence[int] | None = None) -> Picked:
+        """The tokens after the wanted rows, from their logits [wanted, vocab], fp32.
+
+        `largest`, if known: the lowest id among the largest logits of each row, none of them NaN.
+        """
 
 
 PickerFactory = Callable[[SamplingParams, int], Picker]

@@ -47,9 +47,9 @@ class LocalStage(Part):
         key: int,
         taps: Sequence[int] = (),
     ) -> None:
-        self.open(session, sampling, len(prompt), taps)
+        picker = self._picker(sampling, len(prompt))
+        self._open(session, self._kept[key].copy(), picker, taps)
         slot = self._slots[session]
-        slot.state = self._kept[key].copy()
         seen = tuple(prompt[: slot.state.length])
         window = Window(
             session=session, id=-1, epoch=0, start=0, floor=len(seen), tokens=seen, wanted=0

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from outrider.core_types import Window
 from outrider.models.decoder import EMBEDDING_TAP, Decoder
+from outrider.models.group import LEAST, in_one_chunk
 from outrider.models.pass_plan import Span
 from outrider.sampling.params import SamplingParams
-from outrider.stage.base import Picked, PickerFactory
+from outrider.stage.base import Picked, Picker, PickerFactory
 from outrider.stage.frame import Frame, Void
 from outrider.stage.slot import Row, Slot
 from outrider.state.rollback import Rollback
+from outrider.state.sequence import SequenceState
 from outrider.state.spec import Policy
 
 Live = list[tuple[Slot, Frame]]
@@ -45,6 +47,7 @@ class Part:
         self._capacity = capacity
         self._picker = picker
         self._slots: dict[int, Slot] = {}
+        self._seats = decoder.new_seats(policy, capacity)
 
     @property
     def vocab_size(self) -> int:
@@ -77,18 +80,25 @@ class Part:
     ) -> None:
         """As `Stage.open`; of the taps it hands over those that are its own."""
         state = self._decoder.new_state(self._policy, self._capacity)
+        self._open(session, state, self._picker(sampling, prompt_len), taps)
+
+    def _open(
+        self, session: int, state: SequenceState, picker: Picker, taps: Sequence[int]
+    ) -> None:
         first = self._decoder.first or EMBEDDING_TAP
         # The tail has one more: the state behind the final norm.
         ours = range(first, self._decoder.first + len(self._decoder.layers) + self.is_tail)
         own = tuple(tap for tap in taps if tap in ours)
-        self._slots[session] = Slot(state, self._picker(sampling, prompt_len), own)
+        self._slots[session] = Slot(state, picker, own)
 
     def has(self, session: int) -> bool:
         """Whether a session is open."""
         return session in self._slots
 
     def close(self, session: int) -> None:
-        self._slots.pop(session, None)
+        slot = self._slots.pop(session, None)
+        if slot and self._seats and slot.state.delta:
+            self._seats.free(slot.state.delta)
 
     def take(self, message: Frame | Void) -> None:
         """Queue a frame, or void at once; what belongs to a closed session is dropped."""
@@ -116,6 +126,7 @@ class Part:
         return passed + (self._run(live) if live else [])
 
     def _run(self, live: Live) -> list[Frame]:
+        live = self._side_by_side(live)
         returned = [self._return(slot, frame.window) for slot, frame in live]
         began = time.perf_counter()
         spans = [
@@ -143,6 +154,18 @@ class Part:
             for index, ((slot, frame), back) in enumerate(zip(live, returned, strict=True))
         ]
 
+    def _side_by_side(self, live: Live) -> Live:
+        """Give seats to windows that can share operations, and put these first: narrow ones
+        before wide ones, of which too many would be padded, and then as they sit."""
+        if len(live) < LEAST:
+            return live
+        chunk = self._seats.spec.chunk if self._seats else 0
+        stores = [slot.state.delta for slot, frame in live if _in_one_chunk(frame.window, chunk)]
+        together = [store for store in stores if store]
+        if self._seats and len(together) >= LEAST:
+            self._seats.take(together)
+        return sorted(live, key=lambda one: _order(one[0], one[1].window, chunk))
+
     def _pass(self, live: Live, spans: list[Span]) -> tuple[Tensor, Tensor | None]:
         if all(frame.hidden is None for _, frame in live):
             hidden = self._start([token for _, frame in live for token in frame.window.tokens])
@@ -150,7 +173,7 @@ class Part:
             parts = [frame.hidden for _, frame in live if frame.hidden is not None]
             hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
         taps = next((slot.taps for slot, _ in live if slot.taps), ())
-        return self._decoder.run(hidden, spans, taps)
+        return self._decoder.run(hidden, spans, taps, self._seats)
 
     def _start(self, rows: Sequence[Row]) -> Tensor:
         """Hidden states [n, hidden] that rows start from."""
@@ -168,9 +191,13 @@ class Part:
             logits = self._decoder.logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
         else:
             logits = hidden.new_zeros(0, self.vocab_size)
-        parts = logits.split(counts)
-        pairs = zip(live, parts, strict=True)
-        return [slot.picker.pick(frame.window, part) for (slot, frame), part in pairs]
+        largest = _largest(logits) if len(live) > 1 else None
+        picked, done = [], 0
+        for (slot, frame), part in zip(live, logits.split(counts), strict=True):
+            own = largest[done : done + len(part)] if largest is not None else None
+            picked.append(slot.picker.pick(frame.window, part, own))
+            done += len(part)
+        return picked
 
     def _return(self, slot: Slot, window: Window) -> Returned:
         """Bring a session's state to its window's start, running kept rows again if need be."""
@@ -191,6 +218,27 @@ class Part:
 def _rows(frame: Frame) -> Sequence[int] | Tensor:
     """What the rows of a frame start from, in case they must run again."""
     return frame.window.tokens if frame.hidden is None else frame.hidden
+
+
+def _in_one_chunk(window: Window, chunk: int) -> bool:
+    return in_one_chunk(window.start, len(window.tokens), chunk)
+
+
+def _order(slot: Slot, window: Window, chunk: int) -> tuple[bool, int, int]:
+    """Sorts the windows of a pass; see `Part._side_by_side`."""
+    seat = slot.state.delta.seat if slot.state.delta else None
+    alone = seat is None or not _in_one_chunk(window, chunk)
+    return alone, len(window.tokens), seat.number if seat else 0
+
+
+def _largest(logits: Tensor) -> list[int] | None:
+    """The likeliest token of each row [R, vocab], asked once for all; None where one is NaN, so
+    that the session whose row it is says so."""
+    if not len(logits):
+        return None
+    ids = logits.argmax(-1, keepdim=True)
+    found: list[int] = ids.squeeze(-1).tolist()
+    return None if logits.gather(-1, ids).isnan().any() else found
 
 
 def _beside(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -3,6 +3,9 @@
 Positions are cut into chunks on an absolute grid. Slot `chunk % slots` holds the base at the
 start of a chunk and the log of its rows, so that rows of the newest `slots` chunks can be read.
 `outrider.ops.delta` is the arithmetic.
+
+Sequences that run side by side have a seat each (`outrider.state.seats`): one slot and the columns
+then live there, beside those of the others, until the state is asked for as a whole.
 """
 
 from dataclasses import dataclass
@@ -40,6 +43,16 @@ class DeltaCopy:
     origin: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Storage of one slot in all layers, `parts` as `chunk_tensors` has them, and of columns."""
+
+    number: int
+    parts: tuple[Tensor, ...]
+    columns: Tensor
+    slots: list[Slot]
+
+
 def segments(start: int, rows: int, chunk: int) -> list[Segment]:
     """Cut positions start..start+rows-1 into a chunk's rest, whole chunks and a chunk's start."""
     number, first = divmod(start, chunk)
@@ -52,33 +65,55 @@ def segments(start: int, rows: int, chunk: int) -> list[Segment]:
 
 
 class DeltaState:
-    """Tensors, fp32, for L layers of K key and V value heads: base [L, slots, K, A, V/K D],
-    wanted [L, slots, V, C, D], keys [L, slots, K, A, C], decays [L, slots, V, C], inverse
-    [L, slots, V, C, C], and the convolutions' columns."""
+    """Bases and logs of the newest chunks, and the convolutions' columns."""
 
     def __init__(self, spec: StateSpec, device: torch.device) -> None:
         assert spec.delta is not None
-        self.spec, shape = spec.delta, spec.delta
+        self.spec = spec.delta
         self.chunk, self.slots = spec.chunk, spec.slots
+        self._chunks = chunk_tensors(spec, self.slots, device)
+        self._columns = column_tensor(spec, device)
+        self.columns = Columns(self._columns, self.spec.taps, spec.slack)
+        # Views are made once: making them anew would cost more than some of the arithmetic.
+        layers = zip(*(tensor.unbind() for tensor in self._chunks), strict=True)
+        self._own = [[slot_of(*parts) for parts in zip(*layer, strict=True)] for layer in layers]
+        self._views = [list(slots) for slots in self._own]
+        self.seat: Seat | None = None
+        self._seated: int | None = None
 
-        def zeros(*sizes: int) -> Tensor:
-            return torch.zeros(shape.layers, *sizes, device=device)
+    def bring(self, chunk: int, *, empty: bool) -> None:
+        """Let the slot of `chunk` live in the seat; what an `empty` one held does not matter."""
+        seat, index = self.seat, chunk % self.slots
+        assert seat is not None
+        if self._seated == index:
+            return
+        if self._seated is None:
+            self.columns.move(seat.columns)
+        else:
+            self._keep()
+        if self._seated is None or not empty:  # never rows of whoever sat there before
+            for place, own in zip(seat.parts, self._chunks, strict=True):
+                place.copy_(own[:, index])
+        for views, slot in zip(self._views, seat.slots, strict=True):
+            views[index] = slot
+        self._seated = index
 
-        keys, values = (self.slots, shape.key_heads), (self.slots, shape.value_heads)
-        self.base = zeros(*keys, shape.key_width, _wide(shape))
-        self.wanted = zeros(*values, self.chunk, shape.value_width)
-        self.keys = zeros(*keys, shape.key_width, self.chunk)
-        self.decays = zeros(*values, self.chunk)
-        self.inverse = zeros(*values, self.chunk, self.chunk)
-        self.columns = Columns(zeros(spec.columns, shape.channels), shape.taps, spec.slack)
-        self._views = [self._slots_of(layer) for layer in range(shape.layers)]
+    def leave(self) -> None:
+        """Let everything live in storage of its own again."""
+        if self._seated is not None:
+            self._keep()
+            self.columns.move(self._columns)
+            self._seated = None
 
-    def _slots_of(self, layer: int) -> list[Slot]:
-        """Views are made once: making them anew would cost more than some of the arithmetic."""
-        parts = (tensor[layer] for tensor in self.tensors()[:-1])
-        return [
-            Slot(base, wanted, Log.over(*log)) for base, wanted, *log in zip(*parts, strict=True)
-        ]
+    def _keep(self) -> None:
+        """Copy the slot in the seat to where it belongs."""
+        seat, index = self.seat, self._seated
+        assert seat is not None
+        assert index is not None
+        for place, own in zip(seat.parts, self._chunks, strict=True):
+            own[:, index].copy_(place)
+        for views, own_views in zip(self._views, self._own, strict=True):
+            views[index] = own_views[index]
 
     def slot(self, layer: int, chunk: int) -> Slot:
         """Base and log of one chunk that is still held."""
@@ -93,8 +128,9 @@ class DeltaState:
         return slot
 
     def tensors(self) -> tuple[Tensor, ...]:
-        log = self.keys, self.decays, self.inverse
-        return self.base, self.wanted, *log, self.columns.storage
+        """All storage, that of chunks and of columns; the state leaves its seat for it."""
+        self.leave()
+        return *self._chunks, self._columns
 
     def copy(self) -> DeltaCopy:
         """A checkpoint: copies of everything."""
@@ -115,7 +151,36 @@ class DeltaState:
         self.columns.clear()
 
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
+        return sum(tensor.nbytes for tensor in (*self._chunks, self._columns))
+
+
+def chunk_tensors(spec: StateSpec, places: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Zeros, fp32, for L layers of K key and V value heads: base [L, places, K, A, V/K D],
+    wanted [L, places, V, C, D], keys [L, places, K, A, C], decays [L, places, V, C], inverse
+    [L, places, V, C, C]."""
+    shape, chunk = spec.delta, spec.chunk
+    assert shape is not None
+    key, value = (shape.key_heads, shape.key_width), shape.value_heads
+    sizes = (
+        (*key, _wide(shape)),
+        (value, chunk, shape.value_width),
+        (*key, chunk),
+        (value, chunk),
+        (value, chunk, chunk),
+    )
+    return tuple(torch.zeros(shape.layers, places, *size, device=device) for size in sizes)
+
+
+def column_tensor(spec: StateSpec, device: torch.device, places: tuple[int, ...] = ()) -> Tensor:
+    """Zeros for the convolutions' inputs [L, *places, columns, channels], fp32."""
+    assert spec.delta is not None
+    sizes = spec.delta.layers, *places, spec.columns, spec.delta.channels
+    return torch.zeros(sizes, device=device)
+
+
+def slot_of(base: Tensor, wanted: Tensor, keys: Tensor, decays: Tensor, inverse: Tensor) -> Slot:
+    """The slot in the tensors of one layer and place."""
+    return Slot(base, wanted, Log.over(keys, decays, inverse))
 
 
 def _wide(shape: DeltaSpec) -> int:

@@ -16,7 +16,7 @@ def pick(rows: Rows, sampling: SamplingParams, key: Key, counts: TokenCounts | N
     Raises StageError if a row holds NaN.
     """
     if not adjusts(sampling):
-        return _largest(rows.logits)
+        return _largest(rows.logits) if rows.largest is None else list(rows.largest)
 
     def judge(row: int) -> int:
         return _largest(adjust(rows.logits[row], sampling, counts)[None])[0]

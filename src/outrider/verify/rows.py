@@ -1,6 +1,6 @@
 """The question that every verifier answers: what does the target say after each of these rows?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +18,14 @@ class Rows:
     consumed, so the draft judged by row i is `inputs[i + 1]` and the last row judges none.
     Row i picks the token of absolute position `position + i`. `draft_probs` [rows - 1, vocab]
     holds the distribution that each draft was drawn from, or None for deterministic drafts.
+    `largest`, where known, is what a greedy pick would find in each row of `logits`.
     """
 
     logits: torch.Tensor
     inputs: tuple[int, ...]
     position: int
     draft_probs: torch.Tensor | None = None
+    largest: Sequence[int] | None = None
 
     def draft(self, row: int) -> int | None:
         """Return the draft that `row` judges, None for the last row."""

@@ -47,12 +47,15 @@ class Tail:
         self._key = Key(seed=sampling.seed or 0, choice=choice)
         self._counts = TokenCounts(history, prompt_len=prompt_len) if sampling.penalized else None
 
-    def pick(self, window: Window, logits: torch.Tensor) -> Picked:
+    def pick(
+        self, window: Window, logits: torch.Tensor, largest: Sequence[int] | None = None
+    ) -> Picked:
         """Return the target's token after each wanted row of `window`.
 
         `logits` [window.wanted, vocab]: the rows wanted, i.e. the window's last ones. Windows may
         start anywhere up to the end of the history known so far: what lies behind the start is
         forgotten first. Prefill windows need not be shown if the history held the prompt.
+        `largest`: the likeliest token of each row, where that was found for many sessions at once.
         Raises StageError if the rows do not fit the window, StateError if tokens are missing.
         """
         unwanted, given = len(window.tokens) - window.wanted, list(window.given)
@@ -70,6 +73,7 @@ class Tail:
             inputs=window.tokens[known:],
             position=window.start + known + 1,
             draft_probs=_draft_probs(window, known),
+            largest=None if largest is None else largest[len(given) :],
         )
         tokens = given + self._verifier(rows)(rows, self._sampling, self._key, self._counts)
         return Picked(tokens=tuple(tokens), logprobs=self._logprobs(logits, tokens))

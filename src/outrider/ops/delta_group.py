@@ -1,0 +1,141 @@
+"""The gated delta rule for rows of several sequences at once, each at its own offset of its chunk.
+
+The arithmetic of `outrider.ops.delta`, operation by operation, over sequences whose working chunks
+lie one behind another. Only how entries reach the log differs: rows stand at different offsets, so
+they are copied by index. A sequence with fewer rows than the widest repeats its last one, which
+writes the same bits to the same place; one without rows writes to a place that nobody reads.
+
+Shapes: as in `outrider.ops.delta`, with S sequences in place of N chunks and n rows for each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.ops.delta import ChunkTable, Log, Rows, Slot, by_head, compare, make_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Working chunks of one layer: `slot` has the heads of S sequences one behind another.
+
+    keys, decays [all numbers] and inverse [rows, C], wanted [rows, D] are the same memory as rows
+    to write to, with that of one more sequence behind it, which is never read.
+    """
+
+    slot: Slot
+    keys: Tensor
+    decays: Tensor
+    inverse: Tensor
+    wanted: Tensor
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], count: int) -> "Stack":
+        """The first `count` of more sequences; base, wanted, keys, decays, inverse [S.., ...]."""
+        _, wanted, keys, decays, inverse = tensors
+        used = [tensor.narrow(0, 0, count).flatten(0, 1) for tensor in tensors]
+        return cls(
+            Slot(used[0], used[1], Log(used[2], used[3], used[4], ())),
+            keys.view(-1),
+            decays.view(-1),
+            inverse.view(-1, inverse.shape[-1]),
+            wanted.view(-1, wanted.shape[-1]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRows:
+    """Rows of S sequences with scratch for all layers, and int64 indices into a `Stack`.
+
+    own: where the decays of the rows stand, [S V n]. places: where entries go, [S V n]; steps: the
+    same for each of n rows, [S V]. key_places: where the numbers of keys go, [S K A n]. units: n
+    times [S V, C].
+    """
+
+    sequences: int
+    scratch: Rows
+    own: Tensor
+    places: Tensor
+    steps: tuple[Tensor, ...]
+    key_places: Tensor
+    units: tuple[Tensor, ...]
+
+
+def make_group(
+    offsets: Sequence[Sequence[int]],
+    writes: Sequence[bool],
+    heads: tuple[int, int],
+    width: int,
+    table: ChunkTable,
+    tile: int,
+) -> GroupRows:
+    """Rows at `offsets` [S][n] of each sequence's chunk; those that do not write have none.
+
+    heads K and V, `width` A.
+    """
+    count, size, chunk = len(offsets), len(offsets[0]), len(table.units)
+    device = table.visible.device
+    at = torch.tensor(offsets, device=device)
+    read = torch.arange(count, device=device)
+    written = torch.tensor([n if w else count for n, w in enumerate(writes)], device=device)
+
+    def places(sequences: Tensor, each: int) -> Tensor:
+        """Index of each offset in rows of `chunk` numbers, `each` for every sequence."""
+        rows = sequences.view(-1, 1) * each + torch.arange(each, device=device)
+        return rows.unsqueeze(2) * chunk + at.unsqueeze(1)
+
+    by_value = places(written, heads[1])
+    visible = table.visible.index_select(1, at.view(-1)).view(2, count, 1, size, chunk)
+    visible = visible.permute(1, 2, 0, 3, 4).expand(-1, heads[0], -1, -1, -1)
+    units = table.unit.index_select(0, at.view(-1)).view(count, 1, size, chunk)
+    units = units.expand(-1, heads[1], -1, -1).reshape(-1, size, chunk)
+    rows = make_rows(0, size, heads, width, table, tile, count, log=False)
+    return GroupRows(
+        count,
+        replace(rows, visible=visible.reshape(-1, 1, 2, size, chunk)),
+        places(read, heads[1]).view(-1),
+        by_value.view(-1),
+        by_value.view(-1, size).unbind(1),
+        places(written, heads[0] * width).view(-1),
+        units.unbind(1),
+    )
+
+
+def apply_group(
+    rows: GroupRows, values: Tensor, gates: tuple[Tensor, Tensor], stack: Stack
+) -> Tensor:
+    """Run the rows whose keys and queries are in `rows.scratch.both`, and write them to the log.
+
+    values: [S n, K, r, D]. gates: decay in log space and strength [S n, V]. Returns
+    [S n, K, r, D].
+    """
+    scratch, log = rows.scratch, stack.slot.log
+    decay, strength = (by_head(gate, rows.sequences) for gate in gates)
+    stack.keys.index_copy_(0, rows.key_places, scratch.keys.reshape(-1))
+    stack.decays.index_copy_(0, rows.places, decay.reshape(-1))
+    summed = log.decays.cumsum(1)
+    own = summed.view(-1).index_select(0, rows.own).view(*decay.shape, 1)
+    compare(scratch, own, summed, strength, log.keys)
+    for unit, equation, places in zip(rows.units, scratch.equations, rows.steps, strict=True):
+        solved = torch.sub(unit, torch.bmm(equation, log.inverse).squeeze(1))
+        stack.inverse.index_copy_(0, places, solved)
+    return _read(rows, own.exp(), values, gates[1], stack)
+
+
+def _read(rows: GroupRows, faded: Tensor, values: Tensor, strength: Tensor, stack: Stack) -> Tensor:
+    """Outputs [S n, K, r, D]; faded [S V, n, 1], values [S n, K, r, D], strength [S n, V]."""
+    key_heads, group, width = values.shape[1:]
+    heads, count = (rows.sequences, key_heads), rows.scratch.size
+    faded = faded.view(*heads, 1, group, count, 1).transpose(3, 4)
+    found = torch.bmm(rows.scratch.both, stack.slot.base).narrow(1, 0, 2 * count)
+    recalled, answer = (found.view(*heads, 2, count, group, width) * faded).unbind(2)
+    by_row = rows.sequences, count, key_heads, group
+    each = strength.view(*by_row, 1).transpose(1, 2)
+    wanted = (values.view(*by_row, width).transpose(1, 2) - recalled) * each
+    stack.wanted.index_copy_(0, rows.places, wanted.transpose(2, 3).reshape(-1, width))
+    mixing = torch.bmm(rows.scratch.mixing, stack.slot.log.inverse)
+    mixed = torch.bmm(mixing, stack.slot.wanted).narrow(1, 0, count)
+    mixed = mixed.view(*heads, group, count, width).transpose(2, 3)
+    return torch.add(answer, mixed).transpose(1, 2).reshape(values.shape)
