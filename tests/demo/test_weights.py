@@ -18,6 +18,7 @@ from recipes.demo import evaluate, tokens
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 NAMES = ("demo", "demo-draft")
+DRAFTERS = ("demo-draft", "demo-eagle3", "demo-dflash", "demo-dspark", "demo-dspark-bonus")
 # Share of the lines of six answers that come back right.
 REPEATED_FLOOR = 0.8
 
@@ -32,7 +33,9 @@ def shipped(name):
 
 
 def test_sizes():
-    sizes = {name: (demo.path(name) / "model.safetensors").stat().st_size for name in NAMES}
+    sizes = {
+        name: (demo.path(name) / "model.safetensors").stat().st_size for name in ("demo", *DRAFTERS)
+    }
     assert sizes["demo"] <= 20 * MIB
     assert sum(sizes.values()) <= 40 * MIB
 
@@ -43,9 +46,10 @@ def test_every_weight_is_bf16(name):
         assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118
 
 
-def test_draft_records_the_target_that_it_was_made_for():
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_records_the_target_that_it_was_made_for(name):
     weights = (demo.path("demo") / "model.safetensors").read_bytes()
-    config = json.loads((demo.path("demo-draft") / "config.json").read_text())
+    config = json.loads((demo.path(name) / "config.json").read_text())
     assert config["outrider"]["target_sha256"] == hashlib.sha256(weights).hexdigest()
 
 
