@@ -6,6 +6,7 @@ import pytest
 
 from outrider.core_types import Draft
 from outrider.engine.controller import Controller, ControllerSettings, Costs
+from outrider.engine.curve import Curve
 from tests.engine.world import Source, World, changing, steady
 
 MOST = 12
@@ -229,3 +230,57 @@ def test_no_drafts_allowed_is_plain_decoding() -> None:
     controller = Controller(Costs(verify=[1.0], draft={"draft": []}))
     assert controller.choose() == 0
     assert Controller(Costs(verify=[1.0, 1.1], draft={})).choose() == 0
+
+
+SIDE_BY_SIDE, WARM = 12, 60
+
+
+def packed(sessions: int, verify: list[float], rate: float, rounds: int) -> tuple[float, float]:
+    """Sessions in one pass, each with a controller, over drafts of five that cost nothing.
+
+    Returns tokens per cost against that of plain decoding, and the mean number of drafts, once
+    what is granted for a first look at the start was spent.
+    """
+    chance, curve = random.Random(2), Curve([0.0, *verify])
+    costs = Costs(verify=verify, draft={"suffix": ()}, drafts=5)
+    controllers = [Controller(costs, verify=curve) for _ in range(sessions)]
+    tokens = cost = drafts = 0.0
+    for number in range(-WARM, rounds):
+        if number == 0:
+            tokens = cost = drafts = 0.0
+        kept = []
+        for controller in controllers:
+            asked = controller.limit("suffix", 5)
+            draft = controller.keep(Draft(tokens=(0,) * asked, source="suffix")) if asked else None
+            kept.append(len(draft.tokens) if draft else 0)
+        rows = sum(kept) + sessions
+        for controller, verified in zip(controllers, kept, strict=True):
+            hits = [chance.random() < rate for _ in range(verified)]
+            accepted = hits.index(False) if False in hits else verified
+            controller.share(rows - 1 - verified, sessions)
+            controller.timed(rows, verify[rows - 1], verified, 0.0)
+            controller.learn("suffix" if verified else None, verified, accepted)
+            tokens += 1 + accepted
+        cost += verify[rows - 1]
+        drafts += sum(kept)
+    plain = sessions / verify[sessions - 1]
+    return tokens / cost / plain, drafts / rounds / sessions
+
+
+def test_the_rows_of_all_sessions_decide_whether_a_draft_pays() -> None:
+    """Rows are nearly free up to those of all sessions' plain steps, and dear beyond them."""
+    rows = range(1, SIDE_BY_SIDE * 6 + 1)
+    steep = [1.0 + 0.02 * n + 0.5 * max(n - SIDE_BY_SIDE, 0) for n in rows]
+    alone, drafts = packed(1, steep, 0.8, 400)
+    assert alone > 2.0
+    assert drafts > 3.0
+    together, drafts = packed(SIDE_BY_SIDE, steep, 0.8, 400)
+    assert together > 0.97, "speculation does not lower what all get together"
+    assert drafts < 0.1, "probes only"
+
+
+def test_where_rows_stay_cheap_all_sessions_draft() -> None:
+    flat = [1.0 + 0.02 * n for n in range(1, SIDE_BY_SIDE * 6 + 1)]
+    together, drafts = packed(SIDE_BY_SIDE, flat, 0.8, 400)
+    assert together > 1.3
+    assert drafts > 2.0

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.assemble.memory import held_bytes
 from outrider.draft.lookup.suffix import SuffixDrafter
+from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import GenerationResult
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
@@ -93,6 +94,34 @@ def test_sixteen_callers_get_what_each_would_get_alone(hybrid, scheduled, sampli
     total.check()
     assert 0 < total.accepted < total.verified, "drafts were kept and taken back"
     assert max(packed) == 16, "all ran in one pass"
+
+
+def test_a_budget_is_told_of_the_rows_of_the_whole_pass(hybrid, scheduled, monkeypatch):
+    told = []
+    monkeypatch.setattr(FixedBudget, "share", lambda self, *told_of: told.append(told_of))
+    timed = []
+    monkeypatch.setattr(FixedBudget, "timed", lambda self, rows, *costs: timed.append(rows))
+    stage = hybrid.stage("log", 8)
+    passes, poll = [], stage.poll
+
+    def watched():
+        rows = [len(slot.queue[0].window.tokens) for slot in stage._slots.values() if slot.queue]
+        passes.append(rows)
+        return poll()
+
+    stage.poll = watched
+    scheduler = scheduled(stage)
+    callers = [Caller() for _ in range(3)]
+    for caller, prompt in zip(callers, prompts(3), strict=True):
+        ask(scheduler, prompt, caller, max_tokens=20)
+    for caller in callers:
+        caller.result()
+    expected = sorted((sum(rows) - own, len(rows)) for rows in passes[-5:] for own in rows)
+    count = len(expected)
+    assert sorted(told[-count:]) == expected
+    assert sorted(timed[-count:]) == sorted(sum(rows) for rows in passes[-5:] for _ in rows)
+    assert max(len(rows) for rows in passes[-20:]) == 3
+    assert any(len(set(rows)) > 1 for rows in passes[-20:] if len(rows) > 1)
 
 
 def test_choices_of_one_seed_differ_and_repeat(hybrid, scheduled):

@@ -89,13 +89,15 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The first `members` windows of a pass, with R rows together, in S seats.
+    """Consecutive windows of a pass, with R rows together, in S seats.
+
+    In place of all seats that were taken, or of copies of those that are few among them.
 
     opened: states whose chunk begins with them, and which chunk. read [R taps] and written [R] are
     int64 indices into the seats' columns.
     """
 
-    members: int
+    sizes: list[int]
     seats: Seats
     opened: list[tuple[DeltaState, int]]
     read: Tensor
@@ -109,19 +111,25 @@ def in_one_chunk(start: int, rows: int, chunk: int) -> bool:
     return chunk > 1 and start % chunk + rows <= chunk
 
 
-def find_group(
+def find_groups(
     members: Iterable[Member], seats: Seats, table: ChunkTable, tile: int
-) -> Group | None:
-    """The windows at the front of a pass that can run together, if there are enough of them."""
+) -> list[Group]:
+    """The windows at the front of a pass that can run together, one group behind another."""
     fitting = list(takewhile(lambda member: member.fits, members))
-    count = front([member.rows for member in fitting])
-    if count < LEAST or 2 * count < len(seats.taken):
-        return None
-    return _group(fitting[:count], seats, table, tile)
+    parts = _fronts([member.rows for member in fitting])
+    return [_group(fitting[part], seats, table, tile) for part in parts]
 
 
-def front(rows: Sequence[int]) -> int:
-    """How many of the first windows may run as many rows as the widest of them."""
+def _fronts(rows: Sequence[int]) -> list[slice]:
+    """Windows of `rows` rows that may run as many as the widest of them, from the first one on."""
+    found, done = [], 0
+    while (count := _front(rows[done:])) >= LEAST:
+        found.append(slice(done, done + count))
+        done += count
+    return found
+
+
+def _front(rows: Sequence[int]) -> int:
     count = widest = total = 0
     for place, own in enumerate(rows, 1):
         widest, total = max(widest, own), total + own
@@ -136,20 +144,18 @@ def attend_together(
     shape: Heads,
     table: BiasTable,
     like: Tensor,
-) -> AttentionGroup | None:
-    """The windows at the front of a pass that attend as one, if there are enough of them."""
-    count = front(list(takewhile(lambda rows: rows <= ROW_BLOCK, sizes)))
-    at, rows = starts[:count], sizes[:count]
-    pages = [pages_of(*one) for one in zip(at, rows, strict=True)]
-    if count < LEAST or count * max(pages) > PADDING * sum(pages) + SPARE_PAGES:
-        return None
-    return AttentionGroup(
-        list(states[:count]),
-        list(at),
-        list(rows),
-        make_pages(at, rows, shape, table, like),
-        Spread.over(rows, like.device),
-    )
+) -> list[AttentionGroup]:
+    """The windows at the front of a pass that attend as one, one group behind another."""
+    found = []
+    for part in _fronts(list(takewhile(lambda rows: rows <= ROW_BLOCK, sizes))):
+        at, rows = starts[part], sizes[part]
+        pages = [pages_of(*one) for one in zip(at, rows, strict=True)]
+        if len(pages) * max(pages) > PADDING * sum(pages) + SPARE_PAGES:
+            break
+        shared = make_pages(at, rows, shape, table, like)
+        spread = Spread.over(rows, like.device)
+        found.append(AttentionGroup(list(states[part]), list(at), list(rows), shared, spread))
+    return found
 
 
 def _group(members: Sequence[Member], seats: Seats, table: ChunkTable, tile: int) -> Group:
@@ -161,19 +167,26 @@ def _group(members: Sequence[Member], seats: Seats, table: ChunkTable, tile: int
         member.state.bring(number, empty=first == 0 < number)
         if first == 0:
             opened.append((member.state, number))
-    size = max(member.rows for member in members)
-    spread, offsets = _places(members, len(seats.taken), size, chunk)
-    writes = [False] * len(seats.taken)
-    for member in members:
-        writes[_seat(member)] = True
-    heads = spec.delta.key_heads, spec.delta.value_heads
-    rows = make_group(offsets, writes, heads, spec.delta.key_width, table, tile)
-    device = table.unit.device
-    kept = [_seat(member) * size + row for member in members for row in range(member.rows)]
+    size, seated = max(member.rows for member in members), [_seat(member) for member in members]
+    apart = 2 * len(members) < len(seats.taken)
+    places = list(range(len(members))) if apart else seated
+    count = len(members) if apart else len(seats.taken)
+    spread, offsets = _places(members, places, (count, size), chunk)
+    rows = make_group(
+        offsets,
+        [place in places for place in range(count)],
+        (spec.delta.key_heads, spec.delta.value_heads),
+        spec.delta.key_width,
+        table,
+        tile,
+        seated if apart else None,
+    )
+    device, pairs = table.unit.device, zip(places, members, strict=True)
+    kept = [place * size + row for place, member in pairs for row in range(member.rows)]
     written = [place for member in members for place in _columns(member, spec.columns)]
     read = [place - back for place in written for back in reversed(range(spec.delta.taps))]
     return Group(
-        len(members),
+        [member.rows for member in members],
         seats,
         opened,
         torch.tensor(read, device=device),
@@ -195,17 +208,15 @@ def _columns(member: Member, size: int) -> range:
 
 
 def _places(
-    members: Sequence[Member], seats: int, size: int, chunk: int
+    members: Sequence[Member], places: Sequence[int], shape: tuple[int, int], chunk: int
 ) -> tuple[list[int], list[list[int]]]:
-    """For `size` rows of every seat: which row of the group it is, and its offset in the chunk.
-
-    A window's last row stands for those that it lacks, any row for those of an empty seat.
-    """
-    spread, offsets, done = [0] * (seats * size), [[0] * size for _ in range(seats)], 0
-    for member in members:
-        seat, first = _seat(member), member.start % chunk
+    """For each row of each place, `shape` in all: which row of the group it is, and its offset in
+    the chunk. A window's last row stands for those that it lacks, any row for those of nobody."""
+    count, size = shape
+    spread, offsets, done = [0] * (count * size), [[0] * size for _ in range(count)], 0
+    for place, member in zip(places, members, strict=True):
         at = [min(row, member.rows - 1) for row in range(size)]
-        spread[seat * size : (seat + 1) * size] = [done + row for row in at]
-        offsets[seat] = [first + row for row in at]
+        spread[place * size : (place + 1) * size] = [done + row for row in at]
+        offsets[place] = [member.start % chunk + row for row in at]
         done += member.rows
     return spread, offsets

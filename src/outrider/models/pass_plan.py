@@ -1,13 +1,13 @@
 """What one pass over several sequences needs to know, computed once and shared by all layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from outrider.models.group import LEAST, AttentionGroup, Group, Member, attend_together, find_group
+from outrider.models.group import LEAST, AttentionGroup, Group, Member, attend_together, find_groups
 from outrider.ops.attention import PAGE, ROW_BLOCK, BiasTable, Block, Heads, causal_bias, make_block
 from outrider.ops.delta import ChunkTable, Rows, Slot, make_rows
 from outrider.state.delta import DeltaState, Segment, segments
@@ -51,13 +51,12 @@ class SpanPlan:
 
 
 U = TypeVar("U")
-G = TypeVar("G")
 
 
 @dataclass(frozen=True, slots=True)
 class Parts(Generic[U]):
-    """What the mixers of one kind run one after another, and the rows of each: the first spans as
-    one group where that can be, and every other span."""
+    """What the mixers of one kind run one after another, and the rows of each: the first spans in
+    groups where that can be, and every other span."""
 
     units: list[U]
     sizes: list[int]
@@ -107,9 +106,10 @@ def plan_pass(
     starts = [span.state.length for span in spans]
     for span in spans:
         span.state.advance(span.rows, revocable=span.revocable)
-    pages = _attention_group(spans, starts, tables, like)
-    group = _group(spans, starts, tables, seats)
-    attended, grouped = len(pages.states) if pages else 0, group.members if group else 0
+    pages = _attention_groups(spans, starts, tables, like)
+    groups = _groups(spans, starts, tables, seats)
+    attended = sum(len(group.sizes) for group in pages)
+    grouped = sum(len(group.sizes) for group in groups)
     planned = []
     for place, (span, start) in enumerate(zip(spans, starts, strict=True)):
         attention = span.state.attention if place >= attended else None
@@ -119,19 +119,14 @@ def plan_pass(
         planned.append(SpanPlan(span.state, start, blocks, chunks))
     sizes = [span.rows for span in spans]
     return PassPlan(
-        _parts(planned, sizes, pages, attended),
-        _parts(planned, sizes, group, grouped),
+        Parts([*pages, *planned[attended:]], [*_sums(pages), *sizes[attended:]]),
+        Parts([*groups, *planned[grouped:]], [*_sums(groups), *sizes[grouped:]]),
         *_turns(starts, sizes, tables),
     )
 
 
-def _parts(
-    planned: list[SpanPlan], sizes: list[int], group: G | None, count: int
-) -> Parts[SpanPlan | G]:
-    """`group` in place of the first `count` spans."""
-    if group is None:
-        return Parts([*planned], sizes)
-    return Parts([group, *planned[count:]], [sum(sizes[:count]), *sizes[count:]])
+def _sums(groups: Iterable[Group | AttentionGroup]) -> Iterator[int]:
+    return (sum(group.sizes) for group in groups)
 
 
 def _turns(
@@ -148,29 +143,29 @@ def _turns(
     return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
-def _attention_group(
+def _attention_groups(
     spans: Sequence[Span], starts: Sequence[int], tables: PassTables, like: Tensor
-) -> AttentionGroup | None:
+) -> list[AttentionGroup]:
     """The spans at the front whose rows attend together; masks of sliding windows cannot."""
     states = [span.state.attention for span in spans if span.state.attention]
     if len(states) < LEAST or tables.attention_alone or tables.windows != {None}:
-        return None
+        return []
     sizes = [span.rows for span in spans]
     return attend_together(states, starts, sizes, tables.heads, tables.full, like)
 
 
-def _group(
+def _groups(
     spans: Sequence[Span], starts: Sequence[int], tables: PassTables, seats: Seats | None
-) -> Group | None:
+) -> list[Group]:
     """The spans at the front that recurrent layers run together."""
     if seats is None or not tables.group:
-        return None
+        return []
     members = (
         Member(span.state.delta, start, span.rows)
         for span, start in zip(spans, starts, strict=True)
         if span.state.delta
     )
-    return find_group(members, seats, tables.chunks[seats.spec.chunk], tables.delta_tile)
+    return find_groups(members, seats, tables.chunks[seats.spec.chunk], tables.delta_tile)
 
 
 def _blocks(start: int, rows: int, tables: PassTables, like: Tensor) -> list[Block]:
