@@ -21,6 +21,10 @@ class StageError(OutriderError):
     """A stage died, hung or answered out of order."""
 
 
+class StageLost(StageError):
+    """A stage died or hangs: its requests can go on where it is replaced."""
+
+
 class RequestError(OutriderError):
     """A request that cannot be served: empty or too long a prompt, limits, a full queue."""
 

@@ -6,9 +6,9 @@ import torch
 from outrider.core_types import Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import ChainStage
-from outrider.stage.process import ProcessStage
+from outrider.stage.wired import Patience, WiredStage
 from tests.helpers.clock import VirtualClock
-from tests.stage.test_process import LINK, commands
+from tests.stage.test_process import LINK, workers
 
 TAPS = (-1, 0, 2, 4)
 
@@ -38,7 +38,7 @@ def test_taps_of_all_stages_stand_side_by_side(hybrid, make):
     if make == "chain":
         cut = ChainStage(hybrid.parts((2, 1, 1), "log", 18), LINK, clock=VirtualClock())
     else:
-        cut = ProcessStage(2, commands(hybrid), LINK)
+        cut = WiredStage(workers(hybrid, LINK), Patience())
     for mine, theirs in zip(answers(cut), plain, strict=True):
         assert (mine.id, mine.tokens) == (theirs.id, theirs.tokens)
         assert torch.equal(mine.taps, theirs.taps)

@@ -58,7 +58,7 @@ def budget_factory(
             windows.width,
             windows.depth,
             stages=stages.count,
-            parallel=stages.processes,
+            parallel=stages.is_apart,
             round_trip_ms=stages.link.delay_ms * (2 if stages.count == 1 else stages.count),
         )
     if not controls(config, windows):

@@ -11,7 +11,7 @@ import torch
 
 from outrider.assemble.calibration import Pass, passes, per_rows
 from outrider.assemble.cut import cut
-from outrider.assemble.stages import make_picker
+from outrider.assemble.setup import make_picker
 from outrider.assemble.target import load_target
 from outrider.config.run import RunConfig, StagesConfig
 from outrider.core_types import Window
@@ -68,7 +68,7 @@ class Question:
 def plan(config: RunConfig, question: Question) -> dict[str, object]:
     """Measure a target's layers and say what stages would bring; JSON-ready."""
     stages = config.stages
-    if stages.processes and config.target.threads is None:
+    if stages.is_apart and config.target.threads is None:
         threads = max((os.cpu_count() or 1) // stages.count, 1)
         config = replace(config, target=replace(config.target, threads=threads))
     decoder = load_target(config.target).decoder
@@ -127,11 +127,11 @@ def _pipeline(
     ways, link = (2 if len(sizes) == 1 else len(sizes)), stages.link
     told = question.round_trip_ms
     return Pipeline(
-        stages=times.stages(sizes, wired=stages.processes),
+        stages=times.stages(sizes, wired=stages.is_apart),
         round_trip_ms=link.delay_ms * ways if told is None else told,
         row_ms=times.row_bytes * 8 / (link.mbps * 1e3) if link.mbps else 0.0,
         draft_ms=question.draft_ms,
-        parallel=stages.processes,
+        parallel=stages.is_apart,
     )
 
 
@@ -153,7 +153,7 @@ def _cuts(times: LayerTimes, stages: StagesConfig) -> Iterator[tuple[int, ...]]:
 
 
 def _slowest(times: LayerTimes, sizes: Sequence[int], stages: StagesConfig) -> float:
-    found = times.stages(sizes, wired=stages.processes)
+    found = times.stages(sizes, wired=stages.is_apart)
     return max(stage[BALANCED_AT - 1] for stage in found)
 
 

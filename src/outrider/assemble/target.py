@@ -69,7 +69,7 @@ def load_target(config: TargetConfig, stages: StagesConfig | None = None) -> Loa
     folder, options = resolve(config.path), load_options(config)
     stages, kernels = stages or StagesConfig(), make_kernels(config)
     ranges = cut(stages, open_tensors(folder)[0].num_layers)
-    if stages.processes:
+    if stages.is_apart:
         parts: tuple[Decoder, ...] = ()
         decoder = load_decoder(folder, kernels, replace(options, first=1, last=1))
     else:

@@ -119,6 +119,17 @@ def _check_stages(stages: StagesConfig, speculative: SpeculativeConfig) -> None:
             f"stages.layers = {stages.layers!r} names {len(named)} stages and stages.count is "
             f"{stages.count}: make them agree, or leave stages.layers out to cut evenly."
         )
+    if stages.processes and stages.address:
+        raise ConfigError(
+            f"stages.processes = true starts stages on this machine and stages.address = "
+            f"{stages.address!r} on a cluster: leave one of the two out."
+        )
+    for key in ("resources", "tls"):
+        if getattr(stages, key) is not None and stages.address is None:
+            raise ConfigError(
+                f"stages.{key} = {getattr(stages, key)!r} needs a Ray cluster to ask: set "
+                "stages.address, or leave it out."
+            )
     if link.jitter_ms > link.delay_ms:
         raise ConfigError(
             f"stages.link.jitter_ms = {link.jitter_ms} exceeds stages.link.delay_ms = "

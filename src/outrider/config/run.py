@@ -161,14 +161,23 @@ class LinkConfig:
 class StagesConfig:
     """The target's layers cut into `count` stages; `layers` names how many each has, as in "5,3".
 
-    Without `layers` they are cut evenly. `processes` runs each stage in a process of its own;
-    `deadline_s` is the longest silence there while an answer is owed.
+    Without `layers` they are cut evenly. `processes` runs each stage in a process of its own, and
+    `address` on a Ray cluster ("auto": the one of this machine), where `resources` says what each
+    asks for, as in "cpus=4 front=1, cpus=4 gpus=1". `deadline_s` is the longest silence of such
+    stages while an answer is owed; one that died or hangs is noticed within `health_s`, and a
+    request survives `resumes` of them. `tls` is a folder with ca.pem, cert.pem and key.pem, at the
+    same place on each machine.
     """
 
     count: int = field(default=1, metadata={"low": 1, "high": 64})
     layers: str | None = None
     processes: bool = False
+    address: str | None = None
+    resources: str | None = None
+    tls: str | None = None
     deadline_s: float = field(default=300.0, metadata={"low": 0.1})
+    health_s: float = field(default=4.0, metadata={"low": 0.1})
+    resumes: int = field(default=2, metadata={"low": 0})
     link: LinkConfig = field(default_factory=LinkConfig)
 
     def __post_init__(self) -> None:
@@ -179,6 +188,11 @@ class StagesConfig:
                 f"stages.layers = {self.layers!r} is not a list of layer counts: write 5,3 for "
                 "five layers and then three."
             )
+        if len(self.wants) != self.count:
+            raise ConfigError(
+                f"stages.resources = {self.resources!r} is for {len(self.wants)} stages and "
+                f"stages.count is {self.count}: name those of one for all, or of each."
+            )
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
@@ -188,7 +202,35 @@ class StagesConfig:
     @property
     def is_local(self) -> bool:
         """One stage in this process with no link before it."""
-        return self.count == 1 and not self.processes and self.link == LinkConfig()
+        return self.count == 1 and not self.is_apart and self.link == LinkConfig()
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether stages run in processes of their own, here or elsewhere."""
+        return self.processes or self.address is not None
+
+    @property
+    def wants(self) -> tuple[dict[str, float], ...]:
+        """What each stage asks of its machine; the same for all where one is named."""
+        found = [_amounts(part) for part in (self.resources or "").split(",")]
+        return tuple(found * self.count if len(found) == 1 else found)
+
+
+def _amounts(text: str) -> dict[str, float]:
+    """Amounts by name: "cpus=4 front=1" gives {"cpus": 4.0, "front": 1.0}."""
+    found = {}
+    for word in text.split():
+        name, _, amount = word.partition("=")
+        try:
+            found[name] = float(amount)
+        except ValueError:
+            found[name] = -1.0
+        if not name or not 0.0 < found[name] < float("inf"):
+            raise ConfigError(
+                f"stages.resources holds {word!r}, which is no amount: write cpus=4 front=1, with "
+                "a comma between stages."
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

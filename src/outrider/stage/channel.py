@@ -1,15 +1,15 @@
 """One way between two processes: messages over a socket, conditioned where they arrive.
 
 A thread reads ahead, so that a sender never waits for a pass to end and a void overtakes the
-windows it is about. The clock is the machine's, so a message's time of sending means the same on
-both sides.
+windows it is about. Between processes of one machine a message's time of sending means the same on
+both sides; from another machine it counts as sent when it arrives.
 """
 
 import contextlib
 import socket
 import threading
 
-from outrider.errors import StageError
+from outrider.errors import StageError, StageLost
 from outrider.stage.link import Link, LinkSettings, RealClock
 from outrider.stage.wire import PREFIX, Failed, Message, decode, encode, sizes
 
@@ -25,21 +25,25 @@ class Outbox:
         self._clock = RealClock()
 
     def send(self, message: Message) -> None:
-        """Hand a message over; StageError if nobody is there to take it."""
+        """Hand a message over; StageLost if nobody is there to take it."""
         try:
             self._end.sendall(b"".join(encode(message, self._clock.now())))
         except OSError as error:
-            raise StageError(f"the next stage has gone ({error}).") from None
+            raise StageLost(f"the next stage has gone ({error})") from None
 
     def close(self) -> None:
-        self._end.close()
+        """Close the socket; a sender that waits for room is woken."""
+        _close(self._end)
 
 
 class Inbox:
-    """The receiving side; what it was sent arrives through a `Link`."""
+    """The receiving side; what it was sent arrives through a `Link`. `near`: from this machine."""
 
-    def __init__(self, end: socket.socket, settings: LinkSettings, seed: int) -> None:
+    def __init__(
+        self, end: socket.socket, settings: LinkSettings, seed: int, *, near: bool = True
+    ) -> None:
         self._end = end
+        self._near = near
         self._clock = RealClock()
         self._link: Link[Message | None] = Link(settings, seed)
         self._changed = threading.Condition()
@@ -65,10 +69,8 @@ class Inbox:
 
     def close(self) -> None:
         """End the reader and the socket."""
-        with contextlib.suppress(OSError):  # the other side may have been first
-            self._end.shutdown(socket.SHUT_RDWR)
+        _close(self._end)
         self._reader.join()
-        self._end.close()
 
     def _read(self) -> None:
         message: Message | None = Failed("")
@@ -91,6 +93,7 @@ class Inbox:
         text, raw = self._exactly(header), self._exactly(payload)
         if len(text) + len(raw) < header + payload:
             return Ended, 0, self._clock.now()
+        sent = sent if self._near else self._clock.now()
         return decode(text, raw), header + payload, sent
 
     def _exactly(self, count: int) -> bytes:
@@ -103,3 +106,9 @@ class Inbox:
                 break
             done += got
         return bytes(found[:done])
+
+
+def _close(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side may have been first
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

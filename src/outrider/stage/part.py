@@ -100,8 +100,15 @@ class Part:
         if slot and self._seats and slot.state.delta:
             self._seats.free(slot.state.delta)
 
+    def clear(self) -> None:
+        """Close all sessions."""
+        self._slots.clear()
+
     def take(self, message: Frame | Void) -> None:
-        """Queue a frame, or void at once; what belongs to a closed session is dropped."""
+        """Queue a frame, or void at once; what belongs to a closed session is dropped.
+
+        Raises StageError for a frame out of order.
+        """
         slot = self._slots.get(
             message.session if isinstance(message, Void) else message.window.session
         )
@@ -110,7 +117,7 @@ class Part:
         if isinstance(message, Void):
             slot.void_epoch = message.epoch
         else:
-            slot.queue.append(message)
+            slot.add(message)
 
     def check(self) -> None:
         """As `Stage.check`."""

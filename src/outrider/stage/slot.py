@@ -57,14 +57,31 @@ class Replay:
 
 @dataclass(slots=True)
 class Slot:
-    """A session's state with everything that its windows need; `void_epoch` and below are stale."""
+    """A session's state with everything that its windows need; `void_epoch` and below are stale,
+    `newest` is the window that came last."""
 
     state: SequenceState
     picker: Picker
     taps: tuple[int, ...]
     queue: deque[Frame] = field(default_factory=deque)
     void_epoch: int = -1
+    newest: int = -1
     replay: Replay = field(default_factory=Replay)
+
+    def add(self, frame: Frame) -> None:
+        """Queue a frame; StageError if it is not of the window behind the newest one.
+
+        Windows of the prompt share one number below 0, and a session that was brought back begins
+        anywhere.
+        """
+        number = frame.window.id
+        if self.newest >= 0 and number != self.newest + 1:
+            raise StageError(
+                f"the stage before it sent window {number} of session {frame.window.session} "
+                f"behind window {self.newest}, out of order."
+            )
+        self.newest = number
+        self.queue.append(frame)
 
     def is_stale(self, frame: Frame) -> bool:
         return frame.skipped or frame.window.epoch <= self.void_epoch

@@ -57,7 +57,14 @@ class Failed:
     reason: str
 
 
-Message = Open | Close | Void | Ready | Failed | Frame | Reply
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Every stage checks its states and adds how many sessions it holds."""
+
+    counts: tuple[int, ...] = ()
+
+
+Message = Open | Close | Void | Ready | Failed | Audit | Frame | Reply
 
 
 def encode(message: Message, sent: float) -> list[bytes]:
@@ -173,6 +180,7 @@ _READERS: dict[str, Callable[[dict[str, Any], list[Tensor]], Message]] = {
     "Void": lambda fields, _: Void(**fields),
     "Ready": lambda fields, _: Ready(**fields),
     "Failed": lambda fields, _: Failed(**fields),
+    "Audit": lambda fields, _: Audit(tuple(fields["counts"])),
     "Frame": _frame,
     "Reply": _reply,
 }

@@ -1,10 +1,12 @@
 """What the process of one stage does: take messages, run its layers, hand the results on."""
 
+from collections.abc import Callable
+
 from outrider.errors import OutriderError, StageError
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.frame import Frame, Void, to_reply
 from outrider.stage.part import Part
-from outrider.stage.wire import Close, Failed, Message, Open, Ready
+from outrider.stage.wire import Audit, Close, Failed, Message, Open, Ready
 
 
 def serve(part: Part, inbox: Inbox, outbox: Outbox) -> None:
@@ -36,6 +38,10 @@ def _handle(part: Part, message: Message, outbox: Outbox) -> None:
         part.close(message.session)
     elif isinstance(message, Void):
         part.take(message)
+    elif isinstance(message, Audit):
+        part.check()
+        outbox.send(Audit((*message.counts, part.num_sessions)))
+        return
     else:
         raise StageError(f"a stage was sent {type(message).__name__}, which it has no use for.")
     if not part.is_tail:
@@ -58,6 +64,23 @@ def report_ready(part: Part, inbox: Inbox | None, outbox: Outbox) -> bool:
     return True
 
 
-def describe(error: Exception) -> str:
-    """An error in a sentence, with its type unless the message was written to be read."""
-    return str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+def run(
+    name: str, load: Callable[[], Part], inbox: Inbox, outbox: Outbox, *, first: bool
+) -> str | None:
+    """Load a stage, say so, and serve until the side before has gone.
+
+    Returns, and tells the side behind, what failed here; None where it is that one which has gone.
+    """
+    try:
+        part = load()
+        if report_ready(part, None if first else inbox, outbox):
+            serve(part, inbox, outbox)
+    except Exception as error:
+        named = isinstance(error, OutriderError)
+        said = str(error) if named else f"{type(error).__name__}: {error}"
+        try:
+            outbox.send(Failed(f"{name} failed: {said}"))
+        except StageError:
+            return None
+        return said
+    return None

@@ -1,0 +1,44 @@
+"""Stages on a Ray cluster, from a configuration."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from outrider import __version__
+from outrider.assemble.actor import StageActor
+from outrider.assemble.cut import cut
+from outrider.assemble.setup import make_setups
+from outrider.assemble.stages import link_of
+from outrider.assemble.target import LoadedTarget
+from outrider.config.run import RunConfig, TargetConfig
+from outrider.models.fingerprint import fingerprint
+from outrider.stage.cluster import ClusterWorkers, Place
+from outrider.stage.peer import Hello
+
+
+def make_workers(config: RunConfig, target: LoadedTarget, capacity: int) -> ClusterWorkers:
+    """Actors for the stages of a target, which must lie on every machine under the same name."""
+    stages, link = config.stages, link_of(config.stages.link)
+    assert stages.address is not None
+    setups = make_setups(
+        _everywhere(config.target),
+        cut(stages, target.decoder.config.num_layers),
+        config.state.rollback,
+        capacity,
+        link,
+        [max(int(wants.get("cpus", 1.0)), 1) for wants in stages.wants],
+    )
+    places = [
+        Place(arguments=(setup.to_json(), stages.tls), wants=wants)
+        for setup, wants in zip(setups, stages.wants, strict=True)
+    ]
+    hello = Hello(
+        name="the coordinator", version=__version__, target=fingerprint(target.folder), key=""
+    )
+    tls = Path(stages.tls) if stages.tls else None
+    return ClusterWorkers(stages.address, StageActor, places, hello, back=link, tls=tls)
+
+
+def _everywhere(target: TargetConfig) -> TargetConfig:
+    """The target as other machines find it: a folder from the root, names as they are."""
+    path = Path(target.path).expanduser()
+    return replace(target, path=str(path.absolute())) if path.exists() else target

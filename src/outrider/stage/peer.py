@@ -1,0 +1,159 @@
+"""Sockets between machines: who is at the other end, before anything else is said.
+
+Both sides send a hello: eight bytes that never change, the length of what follows as a
+little-endian u32, and JSON. A side with another key is a stranger, and one with another version or
+target is refused, whichever of the two finds out. With TLS both sides show a certificate of the
+same authority.
+"""
+
+import hmac
+import json
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from outrider.errors import StageError, StageLost
+
+MAGIC = b"outrider"
+HELLO = struct.Struct("<8sI")
+MOST_HELLO = 4096
+LOOK_S = 0.2
+"""How often whoever waits for a caller looks at what else may have happened."""
+PATIENCE_S = 5.0
+"""How long a caller may take to say who it is."""
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Who speaks: its name, Outrider's version, the fingerprint of its target, and the secret
+    `key` that the coordinator gave to all stages of this chain."""
+
+    name: str
+    version: str
+    target: str
+    key: str
+
+    def check(self, other: "Hello") -> None:
+        """Raise StageError unless the two can work together."""
+        if not hmac.compare_digest(self.key, other.key):
+            raise StageError(f"{self.name} was called by {other.name!r}, which has another key.")
+        for what, fix in _MUST_AGREE.items():
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise StageError(
+                    f"{self.name} has {what} {mine} and {other.name} has {what} {theirs}: {fix}."
+                )
+
+
+_MUST_AGREE = {
+    "version": "install the same version of Outrider on all machines",
+    "target": "put the same files of the target on all machines",
+}
+
+
+def listen(host: str) -> socket.socket:
+    """A free port of `host`, open to callers."""
+    return socket.create_server((host, 0), backlog=8)
+
+
+def call(address: Address, mine: Hello, seconds: float, tls: Path | None) -> socket.socket:
+    """Connect to who listens at `address`; StageLost where nobody answers within `seconds`."""
+    try:
+        end = socket.create_connection(address, seconds)
+        if tls is not None:
+            end = _context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_socket(end)
+        _meet(end, mine)
+    except OSError as error:
+        host, port = address
+        raise StageLost(f"{mine.name} reaches nobody at {host}:{port} ({error})") from None
+    return end
+
+
+def answer(
+    listener: socket.socket,
+    mine: Hello,
+    seconds: float,
+    tls: Path | None,
+    look: Callable[[], None] = lambda: None,
+) -> socket.socket:
+    """Wait for the caller that has the key; strangers are hung up on.
+
+    `look` is called now and then, and raises if waiting became pointless. Raises StageError for a
+    caller of another version or target, StageLost where none comes within `seconds`.
+    """
+    end = time.monotonic() + seconds
+    listener.settimeout(LOOK_S)
+    while time.monotonic() < end:
+        look()
+        try:
+            caller = listener.accept()[0]
+        except TimeoutError:
+            continue
+        except OSError as error:
+            raise StageLost(f"{mine.name} waits no longer ({error})") from None
+        if found := _greet(caller, mine, tls):
+            return found
+    raise StageLost(f"{mine.name} was called by nobody for {seconds:g} s")
+
+
+def _greet(caller: socket.socket, mine: Hello, tls: Path | None) -> socket.socket | None:
+    caller.settimeout(PATIENCE_S)
+    try:
+        if tls is not None:
+            caller = _context(ssl.PROTOCOL_TLS_SERVER, tls).wrap_socket(caller, server_side=True)
+        _meet(caller, mine)
+    except (OSError, _StrangerError):
+        caller.close()
+        return None
+    return caller
+
+
+class _StrangerError(Exception):
+    """Whoever called does not belong to this chain."""
+
+
+def _meet(end: socket.socket, mine: Hello) -> None:
+    """Exchange hellos; StageError if the other side does not fit."""
+    text = json.dumps(asdict(mine)).encode()
+    end.sendall(HELLO.pack(MAGIC, len(text)) + text)
+    magic, size = HELLO.unpack(_exactly(end, HELLO.size))
+    if magic != MAGIC or size > MOST_HELLO:
+        raise _StrangerError
+    try:
+        theirs = Hello(**json.loads(_exactly(end, size)))
+    except (ValueError, TypeError):
+        raise _StrangerError from None
+    if not hmac.compare_digest(mine.key, theirs.key):
+        raise _StrangerError
+    mine.check(theirs)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    end.settimeout(None)
+
+
+def _exactly(end: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        more = end.recv(count - len(found))
+        if not more:
+            raise OSError("the other side hung up")
+        found += more
+    return found
+
+
+def _context(protocol: int, folder: Path) -> ssl.SSLContext:
+    """Certificates of both sides, by the authority in ca.pem; names are not looked at, since
+    addresses are a cluster's own business."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
