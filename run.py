@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 OLDEST, NEWEST = (3, 11), (3, 14)
 ALL_EXTRAS = ("server", "cluster", "bench", "dev")
+PARALLEL = ("-n", "2", "--dist", "loadgroup")  # one process for what shares a Ray cluster
 STAMP = "outrider-installed.json"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DEMO_PROMPT = "examples/rename.txt"
@@ -73,12 +74,12 @@ def demo(arguments: list[str]) -> int:
 
 def test(arguments: list[str]) -> int:
     """The default suite on two processes of one thread each."""
-    return call_pytest(["-n", "2", *arguments])
+    return call_pytest([*PARALLEL, *arguments])
 
 
 def soak(arguments: list[str]) -> int:
     """Everything: the empty marker expression lifts the default deselection."""
-    return call_pytest(["-n", "2", "-m", "", "--timeout", "3600", *arguments])
+    return call_pytest([*PARALLEL, "-m", "", "--timeout", "3600", *arguments])
 
 
 def call_pytest(arguments: list[str], packages: tuple[str, ...] = ()) -> int:

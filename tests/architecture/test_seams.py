@@ -16,6 +16,7 @@ SEAMS = {
     "numpy": ("models/gguf_file.py",),
     "prometheus_client": ("server/metrics.py",),
     "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),
+    "ray": ("stage/cluster.py",),
     "rich": ("cli/",),
     "safetensors": ("models/checkpoint.py",),
     "starlette": ("server/",),

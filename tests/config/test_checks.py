@@ -147,6 +147,34 @@ def test_layers_are_a_list_of_numbers(layers):
         StagesConfig(layers=layers)
 
 
+@pytest.mark.parametrize("resources", ["cpus", "cpus=x", "=2", "cpus=0", "front=-1, back=1"])
+def test_resources_are_amounts_by_name(resources):
+    with pytest.raises(ConfigError, match="which is no amount: write cpus=4 front=1"):
+        StagesConfig(resources=resources)
+
+
+def test_resources_are_those_of_each_stage_or_of_all():
+    on = {"address": "auto", "count": 2}
+    each = check(RunConfig(stages=StagesConfig(resources="cpus=2 front=1, gpus=1", **on)))
+    assert each.stages.wants == ({"cpus": 2.0, "front": 1.0}, {"gpus": 1.0})
+    assert StagesConfig(resources="cpus=2", **on).wants == ({"cpus": 2.0},) * 2
+    assert StagesConfig(count=3).wants == ({},) * 3
+    found = refusal(stages=StagesConfig(resources="a=1, b=1", address="auto", count=3))
+    assert "is for 2 stages and stages.count is 3" in found
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (StagesConfig(processes=True, address="auto"), "leave one of the two out"),
+        (StagesConfig(resources="cpus=2"), "stages.resources = 'cpus=2' needs a Ray cluster"),
+        (StagesConfig(tls="keys"), "stages.tls = 'keys' needs a Ray cluster"),
+    ],
+)
+def test_what_needs_a_cluster_has_one(stages, said):
+    assert said in refusal(stages=stages)
+
+
 def test_jitter_is_at_most_the_delay():
     found = refusal(stages=StagesConfig(link=LinkConfig(delay_ms=5.0, jitter_ms=6.0)))
     assert "stages.link.jitter_ms = 6.0 exceeds stages.link.delay_ms = 5.0" in found

@@ -38,6 +38,38 @@ def test_defaults_are_those_of_the_records():
     assert set(resolve().origins.values()) == {"default"}
 
 
+def test_a_file_of_stages_holds_the_keys_of_that_section(tmp_path):
+    file = tmp_path / "two.toml"
+    file.write_text(
+        "address = '10.0.0.1:6379'\nlayers = '5,3'\nresources = 'cpus=4 front=1, back=1'\n"
+        "[link]\ndelay_ms = 5\n"
+    )
+    loaded = resolve(flags={"--stages": str(file), "--link-delay-ms": 7.0})
+    stages = loaded.config.stages
+    assert (stages.address, stages.count, stages.sizes) == ("10.0.0.1:6379", 2, (5, 3))
+    assert stages.wants == ({"cpus": 4.0, "front": 1.0}, {"back": 1.0})
+    assert stages.link.delay_ms == 7.0
+    assert loaded.origins["stages.address"] == f"--stages {file}"
+    assert resolve(flags={"--stages": "3"}).config.stages.count == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("adress = 'auto'", "stages.adress is not a configuration key: did you mean stages.add"),
+        ("address = 5", "stages.address = 5 is not allowed: use text."),
+        ("[target]\npath = 'demo'", "stages.target is not a configuration key"),
+        ("count = ", "is not valid TOML"),
+    ],
+)
+def test_a_file_of_stages_holds_nothing_else(tmp_path, text, said):
+    file = tmp_path / "two.toml"
+    file.write_text(text)
+    found = message(flags={"--stages": str(file)})
+    assert found.startswith(f"--stages {file}")
+    assert said in found
+
+
 def test_each_source_overrides_the_one_before(tmp_path):
     file = write(
         tmp_path,

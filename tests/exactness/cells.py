@@ -51,20 +51,23 @@ class Cell:
     tokens: int = TOKENS
 
 
-def run_cell(target: Target, cell: Cell) -> Counters:
+def run_cell(target: Target, cell: Cell, stage: Stage | None = None) -> Counters:
     """Assert that every output equals the oracle's; returns all counts together.
 
-    All prompts run at once through one engine, unless the cell has them `alone`.
+    All prompts run at once through one engine, unless the cell has them `alone`. `stage`, where
+    given, is one that runs already.
     """
     outputs = target.oracle(cell.sampling, prompts(cell.count), cell.tokens)
     groups = [[output] for output in outputs] if cell.alone else [outputs]
-    return merge([counters for group in groups for counters in _run(target, cell, group)])
+    return merge([counters for group in groups for counters in _run(target, cell, group, stage)])
 
 
-def _run(target: Target, cell: Cell, outputs: Sequence[Output]) -> list[Counters]:
+def _run(
+    target: Target, cell: Cell, outputs: Sequence[Output], stage: Stage | None
+) -> list[Counters]:
     truths = iter([output.all_tokens for output in outputs])
     made = engine(
-        make_stage(target, cell),
+        stage or make_stage(target, cell),
         drafter_for(target, cell.method, truths),
         width=cell.width,
         depth=cell.depth,
@@ -114,9 +117,9 @@ def first_difference(generation: Generation, output: Output) -> str:
     return f"differs at {place} of {len(tokens)}, oracle margin {output.margin:.2e}"
 
 
-def check_cell(target: Target, cell: Cell) -> None:
+def check_cell(target: Target, cell: Cell, stage: Stage | None = None) -> None:
     """`run_cell`, and the counters show that the cell tested what it claims to."""
-    counts = run_cell(target, cell)
+    counts = run_cell(target, cell, stage)
     if cell.method == "off":
         assert counts.proposed == 0
         assert not counts.rollbacks

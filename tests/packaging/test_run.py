@@ -143,7 +143,7 @@ def test_the_first_test_run_makes_installs_and_runs(run, calls):
     assert make[1:3] == ["-m", "venv"]
     assert install[-2:] == ["-e", ".[server,cluster,bench,dev]"]
     assert install[install.index("-c") + 1] == "constraints.txt"
-    assert pytest_call[1:] == ["-m", "pytest", "-n", "2", "-k", "windows"]
+    assert pytest_call[1:] == ["-m", "pytest", *run.PARALLEL, "-k", "windows"]
     assert environment == {"OMP_NUM_THREADS": "1"}
 
 

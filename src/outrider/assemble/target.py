@@ -47,8 +47,8 @@ class LoadedTarget:
         """Embedding, final norm and head in one decoder, for drafters that share them."""
         if not self.parts:
             raise ConfigError(
-                "stages.processes = true leaves the target's embedding and head in other processes,"
-                " but drafters of its hidden states share them: set stages.processes = false, or "
+                "stages.processes and stages.address leave the target's embedding and head in "
+                "other processes, but drafters of its hidden states share them: set neither, or "
                 "use a method such as 'suffix'."
             )
         return replace(self.decoder, norm=self.parts[-1].norm, head=self.parts[-1].head)

@@ -91,8 +91,12 @@ class RunFlags:
         _flag("--capacity", "N", "Tokens that can be taken back without a checkpoint."),
     ] = None
     stages: Annotated[
-        int | None,
-        _flag("--stages", "N", "Stages that the target's layers are cut into."),
+        str | None,
+        _flag(
+            "--stages",
+            "N|FILE",
+            "Stages that the target's layers are cut into, or a TOML file with their keys.",
+        ),
     ] = None
     stage_layers: Annotated[
         str | None,

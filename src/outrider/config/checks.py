@@ -119,6 +119,11 @@ def _check_stages(stages: StagesConfig, speculative: SpeculativeConfig) -> None:
             f"stages.layers = {stages.layers!r} names {len(named)} stages and stages.count is "
             f"{stages.count}: make them agree, or leave stages.layers out to cut evenly."
         )
+    if len(stages.wants) != stages.count:
+        raise ConfigError(
+            f"stages.resources = {stages.resources!r} is for {len(stages.wants)} stages and "
+            f"stages.count is {stages.count}: name those of one for all, or of each."
+        )
     if stages.processes and stages.address:
         raise ConfigError(
             f"stages.processes = true starts stages on this machine and stages.address = "

@@ -26,6 +26,8 @@ SERVER_FLAGS: Mapping[str, str] = {
     "--model-name": "server.model_name",
     "--max-sequences": "server.max_sequences",
 }
+STAGES = "--stages"
+"""Takes a number of stages, or a file that holds the keys of that section."""
 FLAGS: Mapping[str, str] = {
     **SERVER_FLAGS,
     "--target": "target.path",
@@ -46,7 +48,7 @@ FLAGS: Mapping[str, str] = {
     "--runahead-tokens": "speculative.verify_window.runahead_tokens",
     "--rollback": "state.rollback",
     "--capacity": "state.capacity",
-    "--stages": "stages.count",
+    STAGES: "stages.count",
     "--stage-layers": "stages.layers",
     "--stage-processes": "stages.processes",
     "--link-delay-ms": "stages.link.delay_ms",
@@ -81,6 +83,9 @@ def load(
         for key, value, origin in source:
             _check_alone(key, value, origin)
             values[key], origins[key] = value, origin
+    if "stages.layers" in values and "stages.count" not in values:
+        values["stages.count"] = str(values["stages.layers"]).count(",") + 1
+        origins["stages.count"] = origins["stages.layers"]
     return Loaded(config=check(keys.build(values)), origins=origins)
 
 
@@ -96,18 +101,18 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
     if file is None:
         return
     origin = f"file {file}"
-    for key, value in _leaves(_read(file), origin):
+    for key, value in _leaves(_read(file, f"--config {file}"), origin):
         yield key, value, origin
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, named: str) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"--config {file} cannot be read ({reason}): name a TOML file.") from None
+        raise ConfigError(f"{named} cannot be read ({reason}): name a TOML file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {file} is not valid TOML ({error}): correct it.") from None
+        raise ConfigError(f"{named} is not valid TOML ({error}): correct it.") from None
 
 
 def _leaves(table: dict[str, Any], origin: str, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -134,7 +139,11 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, objec
 
 def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
     for flag, value in flags.items():
-        if value is not None:
+        if flag == STAGES and isinstance(value, str) and not value.isdigit():
+            origin = f"{STAGES} {value}"
+            for key, leaf in _leaves({"stages": _read(Path(value), origin)}, origin):
+                yield key, leaf, origin
+        elif value is not None:
             key = FLAGS[flag]
             text = isinstance(value, str)
             yield key, parse(keys.hints()[key], str(value)) if text else value, f"flag {flag}"

@@ -188,11 +188,7 @@ class StagesConfig:
                 f"stages.layers = {self.layers!r} is not a list of layer counts: write 5,3 for "
                 "five layers and then three."
             )
-        if len(self.wants) != self.count:
-            raise ConfigError(
-                f"stages.resources = {self.resources!r} is for {len(self.wants)} stages and "
-                f"stages.count is {self.count}: name those of one for all, or of each."
-            )
+        _ = self.wants
 
     @property
     def sizes(self) -> tuple[int, ...] | None:

@@ -1,9 +1,9 @@
 """Sockets between machines: who is at the other end, before anything else is said.
 
-Both sides send a hello: eight bytes that never change, the length of what follows as a
-little-endian u32, and JSON. A side with another key is a stranger, and one with another version or
-target is refused, whichever of the two finds out. With TLS both sides show a certificate of the
-same authority.
+The caller says hello, and so does the other side once it has seen that the caller has the key:
+eight bytes that never change, the length of what follows as a little-endian u32, and JSON. Whoever
+has another key is a stranger, another version or target is refused by both. With TLS both sides
+show a certificate of the same authority.
 """
 
 import hmac
@@ -13,6 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,8 +42,6 @@ class Hello:
 
     def check(self, other: "Hello") -> None:
         """Raise StageError unless the two can work together."""
-        if not hmac.compare_digest(self.key, other.key):
-            raise StageError(f"{self.name} was called by {other.name!r}, which has another key.")
         for what, fix in _MUST_AGREE.items():
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
@@ -63,15 +62,22 @@ def listen(host: str) -> socket.socket:
 
 
 def call(address: Address, mine: Hello, seconds: float, tls: Path | None) -> socket.socket:
-    """Connect to who listens at `address`; StageLost where nobody answers within `seconds`."""
-    try:
-        end = socket.create_connection(address, seconds)
-        if tls is not None:
-            end = _context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_socket(end)
-        _meet(end, mine)
-    except OSError as error:
-        host, port = address
-        raise StageLost(f"{mine.name} reaches nobody at {host}:{port} ({error})") from None
+    """Connect to who listens at `address`; StageLost where nobody answers within `seconds`.
+
+    A stage answers once it has loaded.
+    """
+    with ExitStack() as opened:
+        try:
+            end = opened.enter_context(socket.create_connection(address, max(seconds, LOOK_S)))
+            if tls is not None:
+                context = _context(ssl.PROTOCOL_TLS_CLIENT, tls)
+                end = opened.enter_context(context.wrap_socket(end))
+            _say(end, mine)
+            _accept(end, mine, _hear(end, mine))
+        except (OSError, _StrangerError) as error:
+            host, port = address
+            raise StageLost(f"{mine.name} reaches nobody at {host}:{port} ({error})") from None
+        opened.pop_all()
     return end
 
 
@@ -104,33 +110,46 @@ def answer(
 
 def _greet(caller: socket.socket, mine: Hello, tls: Path | None) -> socket.socket | None:
     caller.settimeout(PATIENCE_S)
-    try:
-        if tls is not None:
-            caller = _context(ssl.PROTOCOL_TLS_SERVER, tls).wrap_socket(caller, server_side=True)
-        _meet(caller, mine)
-    except (OSError, _StrangerError):
-        caller.close()
-        return None
-    return caller
+    with ExitStack() as opened:
+        end = opened.enter_context(caller)
+        try:
+            if tls is not None:
+                context = _context(ssl.PROTOCOL_TLS_SERVER, tls)
+                end = opened.enter_context(context.wrap_socket(end, server_side=True))
+            theirs = _hear(end, mine)
+            _say(end, mine)
+            _accept(end, mine, theirs)
+        except (OSError, _StrangerError):
+            return None
+        opened.pop_all()
+    return end
 
 
 class _StrangerError(Exception):
     """Whoever called does not belong to this chain."""
 
 
-def _meet(end: socket.socket, mine: Hello) -> None:
-    """Exchange hellos; StageError if the other side does not fit."""
+def _say(end: socket.socket, mine: Hello) -> None:
     text = json.dumps(asdict(mine)).encode()
     end.sendall(HELLO.pack(MAGIC, len(text)) + text)
+
+
+def _hear(end: socket.socket, mine: Hello) -> Hello:
+    """What the other side says of itself, which has the key."""
     magic, size = HELLO.unpack(_exactly(end, HELLO.size))
     if magic != MAGIC or size > MOST_HELLO:
-        raise _StrangerError
+        raise _StrangerError("it is no stage")
     try:
         theirs = Hello(**json.loads(_exactly(end, size)))
     except (ValueError, TypeError):
-        raise _StrangerError from None
-    if not hmac.compare_digest(mine.key, theirs.key):
-        raise _StrangerError
+        raise _StrangerError("it is no stage") from None
+    if not hmac.compare_digest(mine.key, str(theirs.key)):
+        raise _StrangerError("it has another key")
+    return theirs
+
+
+def _accept(end: socket.socket, mine: Hello, theirs: Hello) -> None:
+    """Make a connection ready for messages; StageError if the other side does not fit."""
     mine.check(theirs)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
