@@ -1,8 +1,10 @@
 """One stage: voided windows are passed on unrun, and its state holds its own layers only."""
 
+import pytest
 import torch
 
 from outrider.core_types import Window
+from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams
 from outrider.stage.frame import Frame, Void
 from outrider.state.rollback import Rollback
@@ -10,8 +12,9 @@ from outrider.state.rollback import Rollback
 
 def frame(start: int, epoch: int, rows: int = 3, **more) -> Frame:
     tokens = tuple(range(1, rows + 1))
+    number = 10 * epoch + start
     window = Window(
-        session=0, id=start, epoch=epoch, start=start, floor=0, tokens=tokens, wanted=rows
+        session=0, id=number, epoch=epoch, start=start, floor=0, tokens=tokens, wanted=rows
     )
     return Frame(window=window, **more)
 
@@ -21,6 +24,13 @@ def parts(hybrid):
     for part in made:
         part.open(0, SamplingParams(), 1)
     return made
+
+
+def test_a_window_behind_a_later_one_is_refused(hybrid):
+    first, _ = parts(hybrid)
+    first.take(frame(3, epoch=1))
+    with pytest.raises(StageError, match="sent window 10 of session 0 behind window 13, out of o"):
+        first.take(frame(0, epoch=1))
 
 
 def test_a_voided_window_is_answered_without_being_run(hybrid):

@@ -69,13 +69,12 @@ class Slot:
     replay: Replay = field(default_factory=Replay)
 
     def add(self, frame: Frame) -> None:
-        """Queue a frame; StageError if it is not of the window behind the newest one.
+        """Queue a frame; StageError for a window that came behind a later one.
 
-        Windows of the prompt share one number below 0, and a session that was brought back begins
-        anywhere.
+        Windows of the prompt share one number below 0.
         """
         number = frame.window.id
-        if self.newest >= 0 and number != self.newest + 1:
+        if 0 <= number <= self.newest:
             raise StageError(
                 f"the stage before it sent window {number} of session {frame.window.session} "
                 f"behind window {self.newest}, out of order."
