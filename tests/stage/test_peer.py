@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import StageError, StageLost
-from outrider.stage.peer import HELLO, MAGIC, Hello, answer, call, listen
+from outrider.stage.peer import HELLO, MAGIC, Hello, Tls, answer, call, listen
 
 FRONT = Hello(name="stage 0 of 2", version="1.0", target="abc", key="secret")
 BACK = replace(FRONT, name="stage 1 of 2")
-KEYS = Path(__file__).parent / "keys"
+KEYS = Tls.load(str(Path(__file__).parent / "keys"))
 
 
 def meet(caller=FRONT, called=BACK, tls=(None, None), before=lambda address: None):
@@ -104,6 +104,11 @@ def test_certificates_of_one_authority_are_joined():
     ends = meet(tls=(KEYS, KEYS))
     assert ends[0].version() == "TLSv1.3"
     check_joined(ends)
+
+
+def test_certificates_that_are_not_there(tmp_path):
+    with pytest.raises(StageError, match=r"has no ca\.pem, cert\.pem and key\.pem that belong"):
+        Tls.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("tls", [(None, KEYS), (KEYS, None)])

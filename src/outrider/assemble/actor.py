@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 from dataclasses import asdict
-from pathlib import Path
 
 from outrider import __version__
 from outrider.assemble.setup import StageSetup
@@ -17,7 +16,7 @@ from outrider.models.fingerprint import fingerprint
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.cluster import node_address
 from outrider.stage.part import Part
-from outrider.stage.peer import Hello, answer, call, listen
+from outrider.stage.peer import Hello, Tls, answer, call, listen
 from outrider.stage.worker import run
 
 
@@ -27,7 +26,7 @@ class StageActor:
 
     def __init__(self, setup: str, tls: str | None) -> None:
         self._setup = StageSetup.from_json(setup)
-        self._tls = Path(tls) if tls else None
+        self._tls = Tls.load(tls) if tls else None
         self._part: Part | None = None
         self._ends: list[socket.socket | Inbox | Outbox] = []
         self._serving = threading.Lock()

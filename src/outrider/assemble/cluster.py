@@ -12,7 +12,7 @@ from outrider.assemble.target import LoadedTarget
 from outrider.config.run import RunConfig, TargetConfig
 from outrider.models.fingerprint import fingerprint
 from outrider.stage.cluster import ClusterWorkers, Place
-from outrider.stage.peer import Hello
+from outrider.stage.peer import Hello, Tls
 
 
 def make_workers(config: RunConfig, target: LoadedTarget, capacity: int) -> ClusterWorkers:
@@ -27,14 +27,15 @@ def make_workers(config: RunConfig, target: LoadedTarget, capacity: int) -> Clus
         link,
         [max(int(wants.get("cpus", 1.0)), 1) for wants in stages.wants],
     )
+    keys = str(Path(stages.tls).expanduser().absolute()) if stages.tls else None
     places = [
-        Place(arguments=(setup.to_json(), stages.tls), wants=wants)
+        Place(arguments=(setup.to_json(), keys), wants=wants)
         for setup, wants in zip(setups, stages.wants, strict=True)
     ]
     hello = Hello(
         name="the coordinator", version=__version__, target=fingerprint(target.folder), key=""
     )
-    tls = Path(stages.tls) if stages.tls else None
+    tls = Tls.load(keys) if keys else None
     return ClusterWorkers(stages.address, StageActor, places, hello, back=link, tls=tls)
 
 

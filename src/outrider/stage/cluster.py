@@ -8,9 +8,8 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,7 +18,7 @@ from ray.exceptions import RayActorError, RayError
 from outrider.errors import StageError
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.link import LOCAL, LinkSettings
-from outrider.stage.peer import Address, Hello, answer, call, listen
+from outrider.stage.peer import Address, Hello, Tls, answer, call, listen
 
 CALLS = 4
 """Calls of one actor at once: one that serves, one that is ending, and the short ones."""
@@ -38,7 +37,7 @@ class Place:
         rest = dict(self.wants)
         return {
             "num_cpus": rest.pop("cpus", 1.0),
-            "num_gpus": rest.pop("gpus", 0.0),
+            "num_gpus": rest.pop("gpus", None),
             "scheduling_strategy": "DEFAULT" if rest else "SPREAD",
             "resources": rest,
             "max_concurrency": CALLS,
@@ -60,7 +59,7 @@ class ClusterWorkers:
         hello: Hello,
         *,
         back: LinkSettings = LOCAL,
-        tls: Path | None = None,
+        tls: Tls | None = None,
     ) -> None:
         _join(address)
         self._kind: Any = ray.remote(kind)
@@ -151,8 +150,8 @@ class ClusterWorkers:
 
 def node_address() -> str:
     """The address of this machine within the cluster."""
-    find: Callable[[], str] = ray.util.get_node_ip_address
-    return find()
+    here = ray.get_runtime_context().get_node_id()
+    return next(str(n["NodeManagerAddress"]) for n in ray.nodes() if n["NodeID"] == here)
 
 
 def _join(address: str) -> None:

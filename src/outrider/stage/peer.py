@@ -56,12 +56,43 @@ _MUST_AGREE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What each side of a connection shows and asks for: a certificate of one authority. Names are
+    not looked at, since addresses are a cluster's own business."""
+
+    caller: ssl.SSLContext
+    called: ssl.SSLContext
+
+    @classmethod
+    def load(cls, folder: str) -> "Tls":
+        """Read ca.pem, cert.pem and key.pem; StageError where one is missing or no such thing."""
+        try:
+            kinds = (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
+            return cls(*(_context(kind, Path(folder)) for kind in kinds))
+        except OSError as error:
+            raise StageError(
+                f"stages.tls = {folder!r} has no ca.pem, cert.pem and key.pem that belong together "
+                f"({error}): put them there on every machine."
+            ) from None
+
+
+def _context(protocol: int, folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
 def listen(host: str) -> socket.socket:
     """A free port of `host`, open to callers."""
     return socket.create_server((host, 0), backlog=8)
 
 
-def call(address: Address, mine: Hello, seconds: float, tls: Path | None) -> socket.socket:
+def call(address: Address, mine: Hello, seconds: float, tls: Tls | None) -> socket.socket:
     """Connect to who listens at `address`; StageLost where nobody answers within `seconds`.
 
     A stage answers once it has loaded.
@@ -70,8 +101,7 @@ def call(address: Address, mine: Hello, seconds: float, tls: Path | None) -> soc
         try:
             end = opened.enter_context(socket.create_connection(address, max(seconds, LOOK_S)))
             if tls is not None:
-                context = _context(ssl.PROTOCOL_TLS_CLIENT, tls)
-                end = opened.enter_context(context.wrap_socket(end))
+                end = opened.enter_context(tls.caller.wrap_socket(end))
             _say(end, mine)
             _accept(end, mine, _hear(end, mine))
         except (OSError, _StrangerError) as error:
@@ -85,7 +115,7 @@ def answer(
     listener: socket.socket,
     mine: Hello,
     seconds: float,
-    tls: Path | None,
+    tls: Tls | None,
     look: Callable[[], None] = lambda: None,
 ) -> socket.socket:
     """Wait for the caller that has the key; strangers are hung up on.
@@ -108,14 +138,13 @@ def answer(
     raise StageLost(f"{mine.name} was called by nobody for {seconds:g} s")
 
 
-def _greet(caller: socket.socket, mine: Hello, tls: Path | None) -> socket.socket | None:
+def _greet(caller: socket.socket, mine: Hello, tls: Tls | None) -> socket.socket | None:
     caller.settimeout(PATIENCE_S)
     with ExitStack() as opened:
         end = opened.enter_context(caller)
         try:
             if tls is not None:
-                context = _context(ssl.PROTOCOL_TLS_SERVER, tls)
-                end = opened.enter_context(context.wrap_socket(end, server_side=True))
+                end = opened.enter_context(tls.called.wrap_socket(end, server_side=True))
             theirs = _hear(end, mine)
             _say(end, mine)
             _accept(end, mine, theirs)
@@ -164,15 +193,3 @@ def _exactly(end: socket.socket, count: int) -> bytes:
             raise OSError("the other side hung up")
         found += more
     return found
-
-
-def _context(protocol: int, folder: Path) -> ssl.SSLContext:
-    """Certificates of both sides, by the authority in ca.pem; names are not looked at, since
-    addresses are a cluster's own business."""
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(folder / "ca.pem")
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context
