@@ -114,9 +114,9 @@ class ClusterWorkers:
         raise StageError(f"{self._name(number)} did not start: {reason}.")
 
     def _check_runs(self) -> None:
-        """Raise if a stage has ended before its chain was joined."""
+        """Raise if a stage has ended before its chain was joined; those before it then do too."""
         done, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=0.0)
-        for number, run in enumerate(self._runs):
+        for number, run in reversed(list(enumerate(self._runs))):
             if run in done:
                 said = self._get(number, run, time.monotonic() + 1.0)
                 raise StageError(f"{self._name(number)} did not start: {said or 'it left'}")
