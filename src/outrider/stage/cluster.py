@@ -151,7 +151,8 @@ class ClusterWorkers:
 def node_address() -> str:
     """The address of this machine within the cluster."""
     here = ray.get_runtime_context().get_node_id()
-    return next(str(n["NodeManagerAddress"]) for n in ray.nodes() if n["NodeID"] == here)
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return next(str(n["NodeManagerAddress"]) for n in nodes if n["NodeID"] == here)
 
 
 def _join(address: str) -> None:
