@@ -59,7 +59,7 @@ def test_mtp(target: Decoder, tmp_path: Path) -> None:
     ends = replace(
         target,
         embedding=tensors["embed_tokens.weight"],
-        head=KERNELS.make_linear(tensors["lm_head.weight"], head=True),
+        head=KERNELS.make_linear(tensors["lm_head.weight"], use="head"),
     )
     head = load_mtp(tmp_path, ends, KERNELS, OPTIONS)
     vectors = load_file(FOLDER / "mtp" / "vectors.safetensors")

@@ -46,7 +46,7 @@ class AttentionLayer:
             self.head_norm = rms_norm(self._head_norm(weights, scale), eps)
             scale = 1.0
         matrix, bias = self._projection(norm, scale, weights)
-        self.project = kernels.make_linear(matrix, bias)
+        self.project = kernels.make_linear(matrix, bias, use="memory")
         out_width = out_width or len(norm)
         out = weights.matrix("o_proj", out_width, self.queries)
         bias = weights.vector("o_proj.bias", out_width) if config.out_bias else None

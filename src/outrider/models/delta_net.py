@@ -43,7 +43,7 @@ class DeltaLayer:
         # Queries stay unscaled: the norm behind the outputs divides any factor out again, except
         # in its epsilon, which takes the factor's square (queries would carry key_width ** -0.5).
         self.eps = length_eps(eps * config.key_width, config.value_width).to(norm.device)
-        self.project = kernels.make_linear(*self._projection(norm, weights))
+        self.project = kernels.make_linear(*self._projection(norm, weights), use="memory")
         conv = weights.take("conv1d.weight", config.channels, 1, config.taps, dtype=torch.float32)
         self.conv = -self._keys_first(conv[:, 0]).t().contiguous()
         self.rate = -weights.take("A_log", config.value_heads, dtype=torch.float32).exp()

@@ -114,7 +114,7 @@ def _decoder(
         norm=rms_norm(reader.norm("norm", layers.hidden_size), layers.norm_eps),
         head=target.head
         if shared
-        else kernels.make_linear(reader.matrix("lm_head", *shape), head=True),
+        else kernels.make_linear(reader.matrix("lm_head", *shape), use="head"),
     )
 
 

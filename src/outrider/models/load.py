@@ -213,7 +213,7 @@ def _ends(
     else:
         top = WeightReader(reader.checkpoint, "", reader.dtype, reader.device)
         matrix = top.matrix("lm_head", *shape)
-    return embedding, norm, kernels.make_linear(matrix, head=True)
+    return embedding, norm, kernels.make_linear(matrix, use="head")
 
 
 def _account(checkpoint: TensorSource, config: ModelConfig, options: LoadOptions) -> None:

@@ -8,6 +8,7 @@ behind them. docs/decisions/row-invariance.md has the measurements.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,23 +16,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.ops.int8 import (
-    Int8Fallback,
     Int8Logits,
-    Int8Mixed,
     Int8Product,
+    Multiply,
     can_multiply,
-    largest_inputs,
+    multiply,
+    multiply_widened,
 )
 from outrider.ops.rows import pad_rows, padded_rows, stocked_rows
 
 PACKED_FOR_ROWS = 8
 """Row count that weights are packed for; see docs/decisions/row-invariance.md."""
 
-MIXED = "-mixed"
-"""Ends the name of a kernel that keeps the largest inputs' columns whole."""
+ROUNDED: dict[str, Multiply] = {"int8": multiply, "int8-widened": multiply_widened}
+"""Kernels of layers that are rounded by their first rows."""
+
+LOGITS = "-logits"
+"""Ends the name of a rounded head's kernel."""
 
 Kernel = Callable[[Tensor], Tensor]
 Quantize = Literal["none", "int8"]
+
+Use = Literal["layer", "memory", "head"]
+"""What a weight makes: a layer's rows, what later rows read of this one, or logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Linear:
         return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
 
 
-class MixedLinear(Linear):
+class RoundedLinear(Linear):
     """A linear layer that is rounded when its first rows come: they tell which inputs are large.
 
     Until then it holds the weight as it is; `models.load` sends rows through every layer.
@@ -74,36 +81,47 @@ class MixedLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._given is not None:
-            self._kernel = self._round(*self._given, x)
+            self._kernel = Int8Product(*self._given, ROUNDED[self.plan.kernel], x)
             self._given = None
         return super().__call__(x)
-
-    def _round(self, weight: Tensor, bias: Tensor | None, rows: Tensor) -> Kernel:
-        rounded = _kernels()[self.plan.kernel.removesuffix(MIXED)]
-        kept = largest_inputs(weight, rows)
-        return Int8Mixed(rounded(weight.index_fill(1, kept, 0.0), bias), weight, kept)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None, plan: LinearPlan) -> Linear:
     """A layer under a plan."""
-    return (MixedLinear if plan.kernel.endswith(MIXED) else Linear)(weight, bias, plan)
+    return (RoundedLinear if plan.kernel in ROUNDED else Linear)(weight, bias, plan)
 
 
 def candidates(
-    weight: Tensor, *, exact: bool, quantize: Quantize = "none", head: bool = False
+    weight: Tensor, *, exact: bool, quantize: Quantize = "none", use: Use = "layer"
 ) -> list[LinearPlan]:
     """Plans worth trying for a weight, fastest first; the last one is invariant by construction."""
-    if quantize == "int8":
-        if head:
-            kernel = "int8-logits" if can_multiply(weight) else "int8-widened"
-        else:
-            kernel = ("int8" if can_multiply(weight) else "int8-widened") + MIXED
-        return [LinearPlan(kernel, rows) for rows in ((1, 2, 4, 8, 0) if exact else (1,))]
     kernel = "packed" if _can_pack(weight) else "plain"
+    if quantize == "int8":
+        kernel = _rounded(weight, use)
     if not exact:
         return [LinearPlan(kernel, 1)]
+    if quantize == "int8":
+        return [LinearPlan(kernel, rows) for rows in (1, 2, 4, 8, 0)]
     plans = [LinearPlan(name, rows) for name in (kernel, "plain") for rows in (1, 2, 4, 8)]
     return [*plans, LinearPlan("plain", 0)]
+
+
+def _rounded(weight: Tensor, use: Use) -> str:
+    """Keys, values and recurrences pass an error on to all later rows: half precision for them."""
+    if use == "memory" and _can_halve(weight):
+        return "half"
+    return ("int8" if can_multiply(weight) else "int8-widened") + (LOGITS if use == "head" else "")
+
+
+def _can_halve(weight: Tensor) -> bool:
+    """Whether torch has its kernel for fp16 weights under fp32 inputs, and fp16 their range."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and "fbgemm" in torch.backends.quantized.supported_engines
+        and hasattr(torch.ops.quantized, "linear_prepack_fp16")
+        and float(weight.abs().max()) <= torch.finfo(torch.float16).max
+    )
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -132,11 +150,17 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Kernel:
     return lambda x: functional.linear(x, weight, bias)
 
 
+def _half(weight: Tensor, bias: Tensor | None) -> Kernel:
+    packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+    run = torch.ops.quantized.linear_dynamic_fp16
+
+    def apply(x: Tensor) -> Tensor:
+        result: Tensor = run(x, packed)
+        return result
+
+    return apply
+
+
 def _kernels() -> dict[str, Callable[[Tensor, Tensor | None], Kernel]]:
-    return {
-        "packed": _packed,
-        "plain": _plain,
-        "int8": Int8Product,
-        "int8-logits": Int8Logits,
-        "int8-widened": Int8Fallback,
-    }
+    heads = {name + LOGITS: partial(Int8Logits, by=by) for name, by in ROUNDED.items()}
+    return {"packed": _packed, "plain": _plain, "half": _half, **heads}

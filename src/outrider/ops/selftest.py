@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops import attention, delta, delta_group
-from outrider.ops.linear import Linear, LinearPlan, Quantize, candidates, make_linear
+from outrider.ops.linear import Linear, LinearPlan, Quantize, Use, candidates, make_linear
 
 TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 65, 256)
 DISTINCT_ROWS = 8
@@ -34,21 +34,18 @@ class Kernels:
 
     exact: bool
     quantize: Quantize = "none"
-    linear: dict[tuple[int, int, bool, torch.dtype], LinearPlan] = field(default_factory=dict)
+    linear: dict[tuple[int, int, bool, torch.dtype, Use], LinearPlan] = field(default_factory=dict)
     attention_tile: dict[tuple[int, int, int], int] = field(default_factory=dict)
     delta_tile: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
     delta_group: dict[tuple[int, int, int, int], bool] = field(default_factory=dict)
 
     def make_linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, head: bool = False
+        self, weight: Tensor, bias: Tensor | None = None, *, use: Use = "layer"
     ) -> Linear:
-        """A linear layer under the plan for its shape, which is found at the first use.
-
-        `head`: the results are logits, of which the largest count.
-        """
-        key = (*weight.shape, bias is not None, weight.dtype)
+        """A layer under the plan for its shape and use, which is found when they first come."""
+        key = (*weight.shape, bias is not None, weight.dtype, use)
         if key not in self.linear:
-            tried = candidates(weight, exact=self.exact, quantize=self.quantize, head=head)
+            tried = candidates(weight, exact=self.exact, quantize=self.quantize, use=use)
             self.linear[key] = next(plan for plan in tried if self._passes(weight, bias, plan))
         return make_linear(weight, bias, self.linear[key])
 
@@ -65,7 +62,7 @@ class Kernels:
         """Chosen plans in words, for `outrider doctor` and `inspect`."""
         lines = {
             f"linear {out}x{inner} {str(dtype).removeprefix('torch.')}": str(plan)
-            for (out, inner, _, dtype), plan in self.linear.items()
+            for (out, inner, _, dtype, _), plan in self.linear.items()
         }
         lines |= {f"attention {key}": f"tile {tile}" for key, tile in self.attention_tile.items()}
         return lines | {f"delta {key}": f"tile {tile}" for key, tile in self.delta_tile.items()}

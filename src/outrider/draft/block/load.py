@@ -215,7 +215,7 @@ class _Parts:
             raise CheckpointError(f"the drafter has a vocabulary map, {MAP}, but no {HEAD}.")
         if mine is None or (ids is None and tied and torch.equal(mine, target.embedding)):
             return target.head
-        return self.kernels.make_linear(mine, head=True)
+        return self.kernels.make_linear(mine, use="head")
 
     def _ids(self) -> Tensor | None:
         """Target ids of the rows of a reduced vocabulary, checked."""
