@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-DOUBLED_SHARE = 12
-"""At least one input in so many has columns for both digits: 64 of 576, 128 of 1536."""
+DOUBLED_SHARE = 20
+"""At least one input in so many has columns for both digits: 32 of 576, 96 of 1536."""
 
 LEVELS = 127
 DIGITS = 256
