@@ -284,3 +284,14 @@ def test_where_rows_stay_cheap_all_sessions_draft() -> None:
     together, drafts = packed(SIDE_BY_SIDE, flat, 0.8, 400)
     assert together > 1.3
     assert drafts > 2.0
+
+
+def test_nobody_drafts_at_a_price_that_only_all_together_pay() -> None:
+    """Beside drafts of others another one is cheap, but a pass with any costs twice as much."""
+    rows = range(1, SIDE_BY_SIDE * 6 + 1)
+    jump = [1.0 + 0.002 * n + (n > SIDE_BY_SIDE) for n in rows]
+    together, drafts = packed(SIDE_BY_SIDE, jump, 0.3, 400)
+    assert together > 0.95
+    assert drafts < 0.1
+    together, _ = packed(SIDE_BY_SIDE, jump, 0.9, 400)
+    assert together > 1.5, "where drafts are good enough, all of them pay together"

@@ -241,8 +241,15 @@ class Controller:
         return best, length
 
     def _extra(self, drafts: int) -> float:
-        """Cost of verifying `drafts` beyond that of a plain step."""
-        return self._pass(min(drafts, self._most) + 1) - self._pass(1)
+        """Cost of verifying `drafts` beyond that of a plain step.
+
+        At least what a row costs on average beyond a pass in which all decode plainly: where the
+        first draft of anyone costs more than another one, that would be paid by nobody.
+        """
+        drafts = min(drafts, self._most)
+        whole = self._pass(drafts + 1)
+        own, more = whole - self._pass(1), drafts + 1 + self._others - self._sessions
+        return own if more <= drafts else max(own, (whole - self._all_plain()) * drafts / more)
 
     def _pass(self, rows: int) -> float:
         """Cost of a pass with `rows` of this session; beyond what was measured, by the mean row."""
@@ -252,9 +259,18 @@ class Controller:
         slope = (self._verify[most] - self._verify[1]) / max(most - 1, 1)
         return self._verify[most] + slope * (rows - most)
 
-    def _plain(self) -> float:
-        """The session's share of a pass in which it decodes plainly."""
+    def _share(self) -> float:
+        """What the session pays of a pass in which it decodes plainly beside others as they are."""
         return self._pass(1) / self._sessions
+
+    def _plain(self) -> float:
+        """A plain step: the session's share of a pass in which all decode plainly. What the others
+        draft must not make time look cheap, or all would go on where none of them gains."""
+        return self._all_plain() / self._sessions
+
+    def _all_plain(self) -> float:
+        """Cost of a pass in which all sessions decode plainly."""
+        return self._verify[min(self._sessions, len(self._verify) - 1)]
 
     def _speed(self) -> float:
         """Long-run tokens per cost, plain decoding at least."""
@@ -296,7 +312,7 @@ class Controller:
 
     def _account(self, offered: Draft | None, verified: int, accepted: int) -> None:
         """Keep the long-run speed, what is saved for probes and what a probe has brought."""
-        cost = self._plain() + self._extra(verified) + self._paid(offered)
+        cost = self._share() + self._extra(verified) + self._paid(offered)
         decay = self._settings.speed_decay
         self._tokens = self._tokens * decay + 1.0 + accepted
         self._cost = self._cost * decay + cost
