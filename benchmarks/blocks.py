@@ -1,6 +1,6 @@
 """Whether a block drafter's rows and taps are read as it was trained: a grid of shifts.
 
-    python benchmarks/blocks.py [--target demo] [--draft-model demo-dflash] [--prompts N]
+    python -m benchmarks.blocks [--target demo] [--draft-model demo-dflash] [--prompts N]
         [--tokens N]
 
 Teacher-forced on the target's own greedy text: at every few positions a block is run, every row's
