@@ -222,7 +222,7 @@ class _PartPasses:
 def _window(start: int, rows: int) -> Window:
     return Window(
         session=0,
-        id=0,
+        id=start,
         epoch=0,
         start=start,
         floor=start + rows,
