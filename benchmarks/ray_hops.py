@@ -77,7 +77,7 @@ def echo(into: tuple[str, int], out: tuple[str, int]) -> None:
 
 def ray_hops(rows: torch.Tensor, calls: int) -> dict[str, float]:
     """One hop there and one back, two there and two back, and two there in one of many."""
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     tail = Stage.remote()
     head = Stage.remote(tail)
     array = rows.numpy()

@@ -4,9 +4,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -45,7 +46,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("ray")
     with (
         pytest.MonkeyPatch.context() as patch,
-        node(folder, "front", "--head", f"--port={port}", "--include-dashboard=false"),
+        # Ray puts sockets there, whose names must be short.
+        TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as sockets,
+        node(folder, "front", "--head", f"--port={port}", f"--temp-dir={sockets}"),
         node(folder, "back", f"--address=127.0.0.1:{port}"),
     ):
         for name, value in QUIET.items():
@@ -59,6 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @contextmanager
 def node(folder: Path, resource: str, *arguments: str) -> Iterator[None]:
     words = [f'--resources={{"{resource}": 8}}', "--num-cpus=16", "--object-store-memory=80000000"]
+    words += ["--include-dashboard=false"] if "--head" in arguments else []
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments, *words]
     environment = {**os.environ, **QUIET}
     with (folder / f"{resource}.log").open("w+") as log:
@@ -94,17 +98,23 @@ class Chains:
             self._made[name, count] = WiredStage(self.workers(name, count), Patience(health_s=8.0))
         return self._made[name, count]
 
-    def workers(self, name: str, count: int, version: str = __version__) -> ClusterWorkers:
+    def workers(
+        self,
+        name: str,
+        count: int,
+        version: str = __version__,
+        address: str | None = None,
+        nodes: Sequence[str] = ("front", "back", "back"),
+    ) -> ClusterWorkers:
         folder = self._targets[name].folder
         config = TargetConfig(path=str(folder), threads=1)
         setups = make_setups(config, SPANS[count], "log", CAPACITY)
-        nodes = ["front"] + ["back"] * (count - 1)
         places = [
             Place(arguments=(setup.to_json(), None), wants={"cpus": 0.5, node: 1.0})
-            for setup, node in zip(setups, nodes, strict=True)
+            for setup, node in zip(setups, nodes, strict=False)
         ]
         hello = Hello(name="the coordinator", version=version, target=fingerprint(folder), key="")
-        return ClusterWorkers(self._cluster, StageActor, places, hello)
+        return ClusterWorkers(address or self._cluster, StageActor, places, hello)
 
     def close(self) -> None:
         for stage in self._made.values():

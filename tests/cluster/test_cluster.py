@@ -105,6 +105,17 @@ def test_without_resumes_the_stage_is_named_and_the_next_request_runs(targets, c
     stage.check()
 
 
+def test_a_cluster_that_is_not_there(chains):
+    with pytest.raises(StageError, match=r"'127\.0\.0\.1:1' leads to no Ray cluster .*ray start"):
+        chains.workers("hybrid", 2, address="127.0.0.1:1")
+
+
+def test_what_no_machine_has_is_named(chains):
+    workers = chains.workers("hybrid", 2, nodes=("nowhere", "back"))
+    with pytest.raises(StageError, match=r"stage 0 of 2 .* had cpus=0\.5 nowhere=1 free for it"):
+        WiredStage(workers, Patience(deadline_s=1.0))
+
+
 def test_another_version_is_refused_by_name(chains):
     workers = chains.workers("hybrid", 2, version="9.9.9")
     said = r"the coordinator has version 9\.9\.9 and stage 0 of 2 has version 0\.1\.0: install the"

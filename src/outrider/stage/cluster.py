@@ -7,6 +7,7 @@ over sockets from stage to stage, as typed messages, and never through the coord
 import json
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.link import LOCAL, LinkSettings
 from outrider.stage.peer import Address, Hello, Tls, answer, call, listen
 
+REACH_S = 5.0
 CALLS = 4
 """Calls of one actor at once: one that serves, one that is ending, and the short ones."""
 
@@ -31,6 +33,13 @@ class Place:
 
     arguments: tuple[Any, ...]
     wants: Mapping[str, float]
+
+    @property
+    def words(self) -> str:
+        """As the configuration says it."""
+        return " ".join(
+            f"{name}={amount:g}" for name, amount in ({"cpus": 1.0} | {**self.wants}).items()
+        )
 
     def options(self) -> dict[str, Any]:
         """In Ray's words."""
@@ -106,8 +115,8 @@ class ClusterWorkers:
             return ray.get(asked, timeout=max(end - time.monotonic(), 0.0))
         except ray.exceptions.GetTimeoutError:
             reason = (
-                f"no machine of the cluster had {self._places[number].options()} free for it; "
-                "`ray status` shows what there is"
+                f"no machine of the cluster had {self._places[number].words} free for it; `ray "
+                "status` shows what there is"
             )
         except RayError as error:
             reason = _last_line(error)
@@ -157,11 +166,13 @@ def node_address() -> str:
 
 def _join(address: str) -> None:
     """Become a part of a running cluster; StageError where there is none."""
-    if ray.is_initialized():
-        return
+    host, _, port = address.rpartition(":")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        if host and port.isdigit():  # Ray itself would try for minutes.
+            socket.create_connection((host, int(port)), REACH_S).close()
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
         raise StageError(
             f"stages.address = {address!r} leads to no Ray cluster ({_last_line(error)}): start "
             "one with `ray start --head`, and run this on one of its machines."
