@@ -95,7 +95,7 @@ class Chains:
 
     def get(self, name: str, count: int) -> WiredStage:
         if (name, count) not in self._made:
-            self._made[name, count] = WiredStage(self.workers(name, count), Patience(health_s=8.0))
+            self._made[name, count] = WiredStage(self.workers(name, count), Patience(health_s=5.0))
         return self._made[name, count]
 
     def workers(
