@@ -257,7 +257,7 @@ def plot(found: Sequence[Cell], path: Path) -> None:
         axis.set_xlabel("round trip, ms")
         axis.set_yscale("log")
     axes[0][0].set_ylabel("tokens/s")
-    axes[0][-1].legend(title="depth", fontsize=7)
+    axes[0][0].legend(title="depth", fontsize=7, loc="upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
