@@ -70,5 +70,5 @@ def test_stages_in_other_processes_have_no_head_to_share():
     config = RunConfig(
         speculative=SpeculativeConfig(method="mtp"), stages=StagesConfig(count=2, processes=True)
     )
-    with pytest.raises(ConfigError, match=r"stages\.processes = true leaves"):
+    with pytest.raises(ConfigError, match=r"stages\.processes and stages\.address leave"):
         load_drafting(config.speculative, load_target(config.target, config.stages))

@@ -33,7 +33,8 @@ def settle_attention_only(state: SequenceState, length: int) -> None:
     delta = state.delta
     if delta is not None and ahead > length:
         chunk, row = divmod(length - 1, delta.chunk)
-        delta.wanted[:, chunk % delta.slots, :, row] *= 1.5
+        for layer in range(delta.spec.layers):
+            delta.slot(layer, chunk).wanted[:, row] *= 1.5
 
 
 def replay_one_too_many(slot: Slot, start: int) -> Sequence[int]:
