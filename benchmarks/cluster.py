@@ -43,7 +43,7 @@ def config(options: argparse.Namespace, way: str, rtt: float) -> RunConfig:
     return RunConfig(
         target=TargetConfig(path=options.target, threads=1),
         speculative=SpeculativeConfig(
-            method="suffix", max_draft_tokens=WIDTH, verify_window=window
+            method="suffix", max_draft_tokens=WIDTH - 1, verify_window=window
         ),
         stages=stages,
     )

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 import xllamacpp
 
-from outrider.bench.llamacpp import LlamaCppPeer, parameters
+from outrider.bench.llamacpp import parameters
 from outrider.models import packaged
 
 Ask = Callable[..., Any]
@@ -27,15 +27,16 @@ def smollm2() -> Path:
 @contextmanager
 def serve(file: Path) -> Iterator[Ask]:
     """Ask llama.cpp's server with a file: the path and the fields of the request."""
-    settings = parameters(xllamacpp, file)
+    settings = parameters(xllamacpp, file, threads=2)
     # Keys and values in fp32, as here; its own default is fp16.
     settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    server, peer = LlamaCppPeer("llama.cpp", settings).start()
+    server = xllamacpp.Server(settings)
+    address = server.listening_address
 
     def ask(path: str, **fields: Any) -> Any:
         body = json.dumps(fields).encode()
-        request = Request(f"{peer.url}{path}", body, {"Content-Type": "application/json"})
+        request = Request(f"{address}{path}", body, {"Content-Type": "application/json"})
         with urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())
 

@@ -1,13 +1,19 @@
-"""llama.cpp's own server, run in this process by `xllamacpp`, on the same GGUF files.
+"""llama.cpp's own server by `xllamacpp`, in a process of its own, on the same GGUF files.
 
 One server per variant: plain, n-gram and, with a draft model, speculative decoding. Behind
-`--peer llama.cpp:` stand settings of its speculation, such as `n_max=4,size_m=16`.
+`--peer llama.cpp:` stand settings of its speculation, such as `n_max=4,size_m=16`. In this process
+its idle threads would halve torch's speed: both share one OpenMP, which stops spinning between
+parallel loops once there are more threads than processors.
 """
 
+import multiprocessing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from outrider.bench.leg import Clock, Leg, Refusal
 from outrider.bench.server import ServerPeer
@@ -20,54 +26,94 @@ DRAFT_KEYS = ("n_max", "n_min", "p_min")
 NGRAM_KEYS = ("size_n", "size_m", "min_hits")
 
 
-class LlamaCppPeer:
-    """A server with one kind of speculation; it starts at its first leg."""
+Kind = Literal["plain", "n-gram", "draft"]
 
-    def __init__(self, name: str, settings: Any) -> None:
-        self.name = name
-        self._settings = settings
-        self._server: tuple[Any, ServerPeer] | None = None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What a server runs; `draft` is a model for that kind, `chosen` its speculation's settings."""
+
+    kind: Kind
+    target: Path
+    threads: int
+    draft: Path | None = None
+    chosen: Mapping[str, float]
+
+    def settings(self, library: Any) -> Any:
+        """The parameters of such a server in the words of `xllamacpp`."""
+        found = parameters(library, self.target, self.threads)
+        kinds, speculative = library.common_speculative_type, found.speculative
+        if self.kind == "n-gram":
+            speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+            _set(speculative.ngram_simple, self.chosen, NGRAM_KEYS)
+        elif self.kind == "draft":
+            speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            speculative.draft.mparams.path = str(self.draft)
+            speculative.draft.n_gpu_layers = 0
+            speculative.draft.cpuparams.n_threads = self.threads
+            _set(speculative.draft, self.chosen, DRAFT_KEYS)
+        return found
+
+
+class LlamaCppPeer:
+    """A server with one kind of speculation, from its first leg on until this object ends."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.name = f"llama.cpp {variant.kind}"
+        self._variant = variant
+        self._server: tuple[Connection, ServerPeer] | None = None
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
         """Decode `count` tokens behind the prompt; raises Refusal where the server cannot."""
         if self._server is None:
-            self._server = self.start()
+            self._server = self._start()
         return self._server[1].run(prompt, count, clock)
 
-    def start(self) -> tuple[Any, ServerPeer]:
-        """The server, which ends with its object, and a client of it; raises Refusal."""
+    def _start(self) -> tuple[Connection, ServerPeer]:
+        """The server's lifeline, and a client of it; raises Refusal."""
+        context = multiprocessing.get_context("spawn")
+        mine, others = context.Pipe()
+        context.Process(target=serve, args=(others, self._variant), daemon=True).start()
+        others.close()
         try:
-            server = import_module("xllamacpp").Server(self._settings)
-        except (RuntimeError, ValueError) as error:
-            raise Refusal(" ".join(str(error).split())) from error
-        return server, ServerPeer(server.listening_address, self.name)
+            said = mine.recv()
+        except EOFError:
+            said = Refusal("llama.cpp's server ended while it loaded.")
+        if isinstance(said, Refusal):
+            raise said
+        return mine, ServerPeer(said, self.name)
+
+
+def serve(pipe: Connection, variant: Variant) -> None:
+    """Run a server until the other end of `pipe` is closed; sends its address, or a Refusal."""
+    library = import_module("xllamacpp")
+    try:
+        server = library.Server(variant.settings(library))
+    except (RuntimeError, ValueError) as error:
+        pipe.send(Refusal(" ".join(str(error).split())))
+        return
+    pipe.send(server.listening_address)
+    with suppress(EOFError):
+        pipe.recv()
 
 
 def llama_cpp(target: Path, draft: Path | None, settings: str) -> list[LlamaCppPeer]:
     """Peers on GGUF files; raises ConfigError for settings that it does not know."""
     chosen = _settings(settings)
     try:
-        library = import_module("xllamacpp")
+        import_module("xllamacpp")
     except ImportError:
         raise ConfigError(
             "--peer llama.cpp needs the package xllamacpp, which is missing: install "
             "outrider[bench]."
         ) from None
-    kinds = library.common_speculative_type
-    peers = [LlamaCppPeer("llama.cpp plain", parameters(library, target))]
-    ngram = parameters(library, target)
-    ngram.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-    _set(ngram.speculative.ngram_simple, chosen, NGRAM_KEYS)
-    peers.append(LlamaCppPeer("llama.cpp n-gram", ngram))
-    if draft is not None:
-        drafted = parameters(library, target)
-        drafted.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        drafted.speculative.draft.mparams.path = str(draft)
-        drafted.speculative.draft.n_gpu_layers = 0
-        drafted.speculative.draft.cpuparams.n_threads = _threads()
-        _set(drafted.speculative.draft, chosen, DRAFT_KEYS)
-        peers.append(LlamaCppPeer("llama.cpp draft", drafted))
-    return peers
+    kinds: tuple[Kind, ...] = ("plain", "n-gram") if draft is None else get_args(Kind)
+    threads = _threads()
+    variants = [
+        Variant(kind=kind, target=target, threads=threads, draft=draft, chosen=chosen)
+        for kind in kinds
+    ]
+    return [LlamaCppPeer(variant) for variant in variants]
 
 
 def _settings(text: str) -> dict[str, float]:
@@ -92,7 +138,7 @@ def _set(place: Any, chosen: Mapping[str, float], keys: Sequence[str]) -> None:
             setattr(place, key, type(getattr(place, key))(chosen[key]))
 
 
-def parameters(library: Any, target: Path) -> Any:
+def parameters(library: Any, target: Path, threads: int) -> Any:
     """Settings of a plain server on the CPU that picks a free port."""
     settings = library.CommonParams()
     settings.model.path = str(target)
@@ -101,7 +147,7 @@ def parameters(library: Any, target: Path) -> Any:
     settings.n_parallel = 1
     settings.port = 0
     settings.verbosity = -1  # pages on standard error otherwise
-    settings.cpuparams.n_threads = _threads()
+    settings.cpuparams.n_threads = threads
     return settings
 
 
