@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider import demo
 from outrider.assemble.engine import Engine
+from outrider.bench import workload
 from outrider.config.run import SpeculativeConfig
 from outrider.telemetry.counters import Counters, merge
 
@@ -68,8 +68,8 @@ def measure(engine: Engine, prompts: int, new: int) -> dict[str, list[Run]]:
     """Runs by part, as many prompts of each."""
     found = {}
     for part in PARTS:
-        lines = demo.workloads()[part].read_text(encoding="utf-8").splitlines()[:prompts]
-        found[part] = [run(engine, json.loads(line)["prompt"], new) for line in lines]
+        cases = workload.load(part).prompts[:prompts]
+        found[part] = [run(engine, case.text, new) for case in cases]
     return found
 
 

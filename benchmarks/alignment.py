@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider import demo
 from outrider.assemble.drafter import load_drafting
 from outrider.assemble.engine import Engine
 from outrider.assemble.target import load_target
+from outrider.bench import workload
 from outrider.bench.calibration import read_taps
 from outrider.config.run import SpeculativeConfig, TargetConfig
 from outrider.models.head import Head
@@ -54,9 +54,8 @@ def texts(engine: Engine, layers: int, prompts: int, new: int) -> list[Text]:
     """Greedy continuations of held-out prompts, in equal parts, with every layer's states."""
     numbers, found = range(-1, layers + 1), []
     for part in PARTS:
-        lines = demo.workloads()[part].read_text(encoding="utf-8").splitlines()
-        for line in lines[: -(-prompts // len(PARTS))]:
-            generation = engine.generate(json.loads(line)["prompt"], max_tokens=new)
+        for case in workload.load(part).prompts[: -(-prompts // len(PARTS))]:
+            generation = engine.generate(case.text, max_tokens=new)
             list(generation)
             result = generation.result
             tokens = [*result.prompt_token_ids, *result.token_ids]

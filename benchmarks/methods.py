@@ -15,10 +15,9 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
-from outrider import demo
 from outrider.assemble.engine import Engine
+from outrider.bench import workload
 from outrider.bench.stats import Timed, disagreement, estimate, speedup
 from outrider.config.run import SpeculativeConfig
 
@@ -26,14 +25,6 @@ HELD_OUT = ("code", "re-emit", "structured")
 SWEEP = range(1, 17)
 EVERY = 4
 """Legs of speculation between two plain ones."""
-
-
-@dataclass
-class Legs:
-    """What one prompt took per repeat, in ms."""
-
-    plain: list[list[float]] = field(default_factory=list)
-    speculative: dict[str, list[float]] = field(default_factory=dict)
 
 
 def config(spec: str) -> SpeculativeConfig:
@@ -68,29 +59,30 @@ def rounds(
     plain: Engine, engines: dict[str, Engine], prompt: str, options: argparse.Namespace
 ) -> Iterator[tuple[str, Timed]]:
     """Each variant's times for one prompt, all beside the same plain legs."""
-    legs, expected = Legs(), leg(plain, prompt, options.tokens)[1]
+    expected = leg(plain, prompt, options.tokens)[1]
+    around: list[tuple[float, ...]] = []
+    found: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(options.repeats):
-        legs.plain.append([leg(plain, prompt, options.tokens)[0]])
+        beside = [leg(plain, prompt, options.tokens)[0]]
         for number, (name, engine) in enumerate(engines.items(), 1):
             took, tokens = leg(engine, prompt, options.tokens)
             if tokens != expected:
                 raise SystemExit(f"{name}: the output is not that of plain decoding")
-            legs.speculative.setdefault(name, []).append(took)
+            found[name].append(took)
             if number % EVERY == 0 or number == len(engines):
-                legs.plain[-1].append(leg(plain, prompt, options.tokens)[0])
-    around = tuple(map(tuple, legs.plain))
-    for name, times in legs.speculative.items():
-        yield name, Timed(tokens=len(expected), plain=around, speculative=tuple(times))
+                beside.append(leg(plain, prompt, options.tokens)[0])
+        around.append(tuple(beside))
+    for name, times in found.items():
+        yield name, Timed(tokens=len(expected), plain=tuple(around), speculative=tuple(times))
 
 
-def measure(workload: str, specs: Sequence[str], options: argparse.Namespace) -> dict:
+def measure(part: str, specs: Sequence[str], options: argparse.Namespace) -> dict:
     """Samples by SPEC."""
-    lines = demo.workloads()[workload].read_text(encoding="utf-8").splitlines()
     plain = Engine.load(options.target, speculative=SpeculativeConfig(method="off"))
     engines = {spec: Engine.load(options.target, speculative=config(spec)) for spec in specs}
     found: dict[str, list[Timed]] = {spec: [] for spec in specs}
-    for line in lines[: options.prompts]:
-        for name, timed in rounds(plain, engines, json.loads(line)["prompt"], options):
+    for prompt in workload.load(part).prompts[: options.prompts]:
+        for name, timed in rounds(plain, engines, prompt.text, options):
             found[name].append(timed)
     for engine in (plain, *engines.values()):
         engine.close()
@@ -107,7 +99,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     specs, workloads = spelled_out(options.specs), options.workloads.split(",")
-    found = {workload: measure(workload, specs, options) for workload in workloads}
+    found = {part: measure(part, specs, options) for part in workloads}
     if set(HELD_OUT) <= set(workloads):
         found["all"] = {s: [one for part in HELD_OUT for one in found[part][s]] for s in specs}
     print(f"| method | {' | '.join(found)} |\n|---|{'---|' * len(found)}")

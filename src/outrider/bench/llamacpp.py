@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -100,13 +101,11 @@ def serve(pipe: Connection, variant: Variant) -> None:
 def llama_cpp(target: Path, draft: Path | None, settings: str) -> list[LlamaCppPeer]:
     """Peers on GGUF files; raises ConfigError for settings that it does not know."""
     chosen = _settings(settings)
-    try:
-        import_module("xllamacpp")
-    except ImportError:
+    if find_spec("xllamacpp") is None:
         raise ConfigError(
             "--peer llama.cpp needs the package xllamacpp, which is missing: install "
             "outrider[bench]."
-        ) from None
+        )
     kinds: tuple[Kind, ...] = ("plain", "n-gram") if draft is None else get_args(Kind)
     threads = _threads()
     variants = [
