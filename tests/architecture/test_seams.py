@@ -13,6 +13,7 @@ SEAMS = {
     "gguf": ("models/gguf_",),
     "huggingface_hub": ("models/hub.py",),
     "jinja2": ("models/chat.py", "bench/template.py"),
+    "llama_cpp": ("models/llamacpp/",),
     "numpy": ("models/gguf_file.py",),
     "prometheus_client": ("server/metrics.py",),
     "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),

@@ -210,6 +210,39 @@ def test_venv_and_pip_args_are_obeyed(run, calls, monkeypatch, tmp_path):
     assert install[install.index("--proxy") + 1] == "a b"
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_llama_cpp_is_compiled_where_it_is_missing(run, calls, monkeypatch, compiled):
+    monkeypatch.setattr(run.shutil, "which", lambda name: name)
+    monkeypatch.setattr(run, "answers", lambda python, code: compiled or "llama" not in code)
+    compilations = []
+    monkeypatch.setattr(run, "call_counting", lambda *call: compilations.append(call) or 0)
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_NATIVE=OFF")
+    assert run.main(["test-llama-cpp"]) == 0
+    assert len(compilations) == (not compiled)
+    for argv, environment in compilations:
+        assert argv[-1] == "llama-cpp-python"
+        assert environment["CMAKE_ARGS"] == "-DGGML_NATIVE=OFF"
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_compilation_tells_how_far_it_is(run, capsys, status):
+    lines = [f"  [{number}/20] c++ {number}.cpp" for number in range(1, 21)]
+    code = f"print({chr(10).join(lines)!r}); print('the reason'); raise SystemExit({status})"
+    assert run.call_counting([sys.executable, "-c", code], {}) == status
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.startswith("run.py")] == [
+        f"run.py: compiled {tenth}0 %" for tenth in range(1, 11)
+    ]
+    assert ("the reason" in said) == bool(status)
+
+
+def test_without_a_compiler_the_fix_is_named(run, calls, monkeypatch, capsys):
+    monkeypatch.setattr(run.shutil, "which", lambda name: None)
+    assert run.main(["test-llama-cpp"]) == 1
+    assert "apt-get install -y --no-install-recommends g++" in capsys.readouterr().err
+    assert calls == []
+
+
 def test_llama_cpp_tests_bring_a_model(run, calls):
     assert run.main(["test-llama-cpp", "-x"]) == 0
     (install, _), (pytest_call, _) = calls[-2:]
