@@ -56,6 +56,26 @@ def test_a_drafter_that_reads_the_prompt_first_is_predicted(world):
     assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
 
 
+def test_a_drafter_that_the_target_evicts_from_the_caches_is_timed_cold(world):
+    world.cold = 5.0
+    found = report(run(world, wrong=1))
+    assert found["round"]["draft"] == pytest.approx(5.2, abs=0.01)
+    assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
+
+
+def test_a_machine_that_slows_down_after_the_legs_is_predicted(world):
+    world.draft, pace = 4.0, world.spend
+    tools = replace(world.tools, progress=lambda phase, *_: slow(phase))
+
+    def slow(phase):
+        if phase == "replaying drafters":
+            world.spend = lambda ms: pace(1.5 * ms)
+
+    engine = make_engine(ScriptedStage(world), lambda: ScriptedDrafter(world, wrong=1))
+    measured = measure(engine, engine.tokenizer.encode, make_workload(), SETTINGS, tools)
+    assert report(measured)["model"]["difference"] == pytest.approx(0, abs=0.01)
+
+
 def test_a_silent_round_counts_as_a_plain_step(world):
     measured = run(world, silent=2)
     found = report(measured)

@@ -23,16 +23,19 @@ def text(place: int) -> int:
 
 @dataclass
 class World:
-    """Prices in ms; `drift` multiplies every price after each leg-sized stretch of passes."""
+    """Prices in ms; `cold` is what drafting takes more behind a pass of the target; `drift`
+    multiplies every price after each leg-sized stretch of passes."""
 
     row: float = 0.1
     step: float = 10.0
     draft: float = 0.2
+    cold: float = 0.0
     opening: float = 0.0
     back: float = 0.3
     drift_per_pass: float = 0.0
     now: float = 0.0
     passes: int = 0
+    warm: bool = False
     slept: list = field(default_factory=list)
 
     def spend(self, ms: float) -> float:
@@ -43,12 +46,17 @@ class World:
     def clock(self) -> float:
         return self.now
 
+    def run_draft(self) -> float:
+        cold, self.warm = 0.0 if self.warm else self.cold, True
+        return self.spend(self.draft + cold)
+
     @property
     def tools(self) -> Tools:
         return Tools(clock=self.clock, sleep=self.slept.append, progress=lambda *_: None)
 
     def run_pass(self, rows: int) -> float:
         self.passes += 1
+        self.warm = False
         return self.spend(self.step + self.row * (rows - 1))
 
 
@@ -120,7 +128,8 @@ class ScriptedDrafter:
     needs: Needs = NO_NEEDS
 
     def propose(self, context, budget):
-        self.world.spend(self.world.draft + (0 if self.rounds else self.world.opening))
+        self.world.run_draft()
+        self.world.spend(0 if self.rounds else self.world.opening)
         self.rounds += 1
         if self.silent and self.rounds % self.silent == 0:
             return None

@@ -7,7 +7,8 @@ the grid that recurrent states are kept on, and the same moods of the machine.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
@@ -31,9 +32,11 @@ MOST_STEPS = 32
 
 @dataclass(slots=True, kw_only=True)
 class Readings:
-    """Milliseconds by rows (verify), by rows kept (rollback) and of plain steps."""
+    """Milliseconds by rows (verify), by rows kept (rollback) and of plain steps, those just before
+    each pass of so many rows once more (before)."""
 
     step: list[float] = field(default_factory=list)
+    before: dict[int, list[float]] = field(default_factory=dict)
     verify: dict[int, list[float]] = field(default_factory=dict)
     rollback: dict[int, list[float]] = field(default_factory=dict)
 
@@ -43,7 +46,10 @@ class Readings:
 
     @property
     def verify_curve(self) -> Curve:
-        return Curve({rows: median(times) for rows, times in self.verify.items()})
+        """Passes in steps as they were beside them: both move with the machine's pace."""
+        pairs = {n: zip(times, self.before[n], strict=True) for n, times in self.verify.items()}
+        shares = {n: median(wide / step for wide, step in found) for n, found in pairs.items()}
+        return Curve({rows: share * self.step_ms for rows, share in shares.items()})
 
     @property
     def rollback_curve(self) -> Curve:
@@ -85,6 +91,16 @@ def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tenso
     return torch.cat(rows)
 
 
+@contextmanager
+def passes_beside(stage: Stage, passage: Passage) -> Iterator[Callable[[], float]]:
+    """What runs a plain step behind a passage's prompt, the same one each time; returns its ms."""
+    place = _Place(stage, [*passage.prompt, *passage.output], len(passage.prompt))
+    try:
+        yield place.repeat_step
+    finally:
+        place.close()
+
+
 class _Place:
     """Two sessions of one stage at one context, which moves on by a token with each measurement."""
 
@@ -112,12 +128,18 @@ class _Place:
         start = self._context
         step = self._run(STEPPING, start, self._slice(start, 1), floor=start + 1)
         into.step.append(step.verify_ms)
+        into.before.setdefault(rows, []).append(step.verify_ms)
         wide = self._run(VERIFYING, start, self._slice(start, rows), floor=start)
         into.verify.setdefault(rows, []).append(wide.verify_ms)
         if kept < rows:
             after = self._run(VERIFYING, start + kept, self._slice(start + kept, 1), floor=start)
             into.rollback.setdefault(kept, []).append(after.rollback_ms)
         self._context += 1
+
+    def repeat_step(self) -> float:
+        """A plain step that the next one takes back; its ms."""
+        start = self._context
+        return self._run(STEPPING, start, self._slice(start, 1), floor=start).verify_ms
 
     def _slice(self, start: int, rows: int) -> tuple[int, ...]:
         """Tokens of the text, gone through again where it ends."""

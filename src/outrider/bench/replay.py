@@ -1,12 +1,14 @@
 """Drafters walked over text that is known already: what each budget costs and would have given.
 
 Greedy decoding gives the same text whatever is drafted, so a drafter can be judged against the
-plain output without a single target pass, but one that reads the target's hidden states needs them
-read once for each passage. Only proposals and their upkeep are timed.
+plain output, but one that reads the target's hidden states needs them read once for each passage.
+Only proposals and their upkeep are timed, and those that are follow a pass of the target, as in a
+real round: it leaves little of the drafter's weights in the processor's caches.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
@@ -28,11 +30,12 @@ class Passage:
 
 @dataclass(slots=True, kw_only=True)
 class Walk:
-    """What one budget gave so far: rounds, and the ms of each proposal by drafts found, the first
-    ones of a prompt apart."""
+    """What one budget gave so far: rounds, and the ms of each timed proposal by drafts found, the
+    first ones of a prompt apart; `passes` are the ms of the target's passes before them."""
 
     emitted: int = 0
     first: list[float] = field(default_factory=list)
+    passes: list[float] = field(default_factory=list)
     by_drafts: Counter[int] = field(default_factory=Counter)
     by_kept: Counter[int] = field(default_factory=Counter)
     ms: dict[int, list[float]] = field(default_factory=dict)
@@ -46,20 +49,25 @@ class Walk:
             by_kept=dict(self.by_kept),
         )
 
-    def count(self, drafts: int, kept: int, ms: float, *, first: bool) -> None:
+    def count(self, drafts: int, kept: int) -> None:
         """Add a round that had `drafts` drafts, `kept` of them right."""
         self.emitted += kept + 1
         self.by_drafts[drafts] += 1
         if kept < drafts:
             self.by_kept[kept + 1] += 1
-        if first:
-            self.first.append(ms)
-        else:
-            self.ms.setdefault(drafts, []).append(ms)
 
 
 ReadTaps = Callable[[Sequence[int], Sequence[int]], Tensor]
 """From tokens and the layers to tap to the hidden states of all tokens [tokens, width]."""
+
+RunPass = Callable[[], float]
+"""Runs a plain step of the target; returns its ms."""
+
+Beside = Callable[[Passage], AbstractContextManager[RunPass]]
+"""For a passage, what runs plain steps there."""
+
+FIRST, THEN_EVERY = 4, 4
+"""Rounds of a walk that are timed; a pass before each of the others would buy little."""
 
 
 def walk(
@@ -69,6 +77,7 @@ def walk(
     clock: Clock,
     most_rounds: int,
     read: ReadTaps,
+    beside: Beside,
 ) -> dict[int, Walk]:
     """Walk a drafter per budget over each passage, the budgets in turn.
 
@@ -83,9 +92,11 @@ def walk(
             _Walker(drafter, passage, budget, features)
             for drafter, budget in zip(drafters, budgets, strict=True)
         ]
-        for _ in range(most_rounds):
-            for walker in walkers:
-                walker.advance(walks[walker.budget], clock)
+        with beside(passage) as run_pass:
+            for number in range(most_rounds):
+                timed = number < FIRST or number % THEN_EVERY == 0
+                for walker in walkers:
+                    walker.advance(walks[walker.budget], clock, run_pass if timed else None)
         for walker in walkers:
             walker.drafter.close()
     return walks
@@ -110,12 +121,14 @@ class _Walker:
         """The hidden states that became final with the tokens behind them."""
         return None if self._features is None else self._features[first:end]
 
-    def advance(self, into: Walk, clock: Clock) -> None:
-        """One round: propose, judge by the text, commit."""
+    def advance(self, into: Walk, clock: Clock, run_pass: RunPass | None) -> None:
+        """One round: propose, judge by the text, commit; timed behind `run_pass` where given."""
         place = len(self._tokens)
         wanted = min(self.budget, len(self._text) - place - 1)
         if place >= len(self._text):
             return
+        if run_pass:
+            into.passes.append(run_pass())
         began = clock()
         draft = self.drafter.propose(Context(self._tokens), wanted) if wanted > 0 else None
         proposed = clock() - began
@@ -132,7 +145,10 @@ class _Walker:
         began = clock()
         self.drafter.observe(commit)
         ms = (proposed + clock() - began) * 1e3
-        into.count(len(drafts), kept, ms, first=self._first)
+        into.count(len(drafts), kept)
+        if run_pass:
+            times = into.first if self._first else into.ms.setdefault(len(drafts), [])
+            times.append(ms)
         self._first = False
 
 
@@ -141,25 +157,27 @@ def _agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
     return next((place for place, (draft, true) in pairs if draft != true), len(drafts))
 
 
-def draft_curve(walks: Sequence[Walk]) -> Curve:
-    """What a proposal costs by the drafts that it found.
+def draft_costs(walks: Sequence[Walk], step: float) -> tuple[Curve, float]:
+    """What a proposal costs by the drafts that it found, and what the first of a prompt takes
+    beyond that, in ms where a plain step takes `step` ms.
 
-    Means of the middle half: upkeep is uneven by nature, so a median would miss part of it, and
-    the ends belong to the machine.
+    Each was timed beside plain steps, so a machine that has changed its pace changes nothing. Means
+    of the middle half: upkeep is uneven by nature, so a median would miss part of it, and the ends
+    belong to the machine.
     """
     found: dict[int, list[float]] = {}
     for one in walks:
         for drafts, times in one.ms.items():
             found.setdefault(drafts, []).extend(times)
-    return Curve({drafts: _middle(times) for drafts, times in found.items()})
-
-
-def opening_ms(walks: Sequence[Walk], usual: Curve) -> float:
-    """What the first proposal of a prompt takes beyond a usual one of the same budget."""
+    beside = [ms for one in walks for ms in one.passes]
+    pace = step / _middle(beside) if beside else 1.0
+    usual = Curve({drafts: _middle(times) * pace for drafts, times in found.items()})
     beyond = [
-        max(fmean(one.first) - usual.at(one.rounds.mean_drafts), 0.0) for one in walks if one.first
+        max(fmean(one.first) * pace - usual.at(one.rounds.mean_drafts), 0.0)
+        for one in walks
+        if one.first
     ]
-    return median(beyond) if beyond else 0.0
+    return usual, median(beyond) if beyond else 0.0
 
 
 def _middle(times: Sequence[float]) -> float:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.bench import gates as gate
-from outrider.bench.calibration import Readings, calibrate, read_taps
+from outrider.bench.calibration import Readings, calibrate, passes_beside, read_taps
 from outrider.bench.costs import Costs, rounds_of
 from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
 from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
 from outrider.bench.peers import Peer
-from outrider.bench.replay import Passage, Walk, draft_curve, opening_ms, walk
+from outrider.bench.replay import Passage, Walk, draft_costs, walk
 from outrider.bench.rounds import Case, Tools, check_outputs, cut_to_natural, run_brackets
 from outrider.bench.stats import Estimate, Timed, estimate, speedup
 from outrider.bench.text import refuse_random
@@ -245,15 +245,16 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
         tools.clock,
         settings.walk_rounds,
         lambda tokens, taps: read_taps(engine.stage, tokens, taps),
+        lambda passage: passes_beside(engine.stage, passage),
     )
-    draft = draft_curve(list(walks.values()))
+    draft, opening = draft_costs(list(walks.values()), readings.step_ms)
     costs = Costs(
         step=readings.step_ms,
-        host=host_ms(run.cases),
+        host=host_share(run.cases) * readings.step_ms,
         verify=readings.verify_curve,
         draft=draft,
         rollback=readings.rollback_curve,
-        opening=opening_ms(list(walks.values()), draft),
+        opening=opening,
     )
     points = sweep({budget: one.rounds for budget, one in walks.items()}, costs)
     return Calibrated(
@@ -278,12 +279,11 @@ def _spread(cases: Sequence[Case], count: int) -> list[Case]:
     return [ordered[(2 * place + 1) * len(ordered) // (2 * count)] for place in range(count)]
 
 
-def host_ms(cases: Sequence[Case]) -> float:
-    """What a plain step takes beyond the target's pass, from the plain legs."""
+def host_share(cases: Sequence[Case]) -> float:
+    """What plain steps take beyond the target's passes, as a share of these, from plain legs."""
     legs = [leg for case in cases for leg in plain_legs(case)]
-    passes = sum(leg.counters.windows_judged for leg in legs if leg.counters)
     inside = sum(leg.counters.verify_ms for leg in legs if leg.counters)
-    return max(sum(leg.ms for leg in legs) - inside, 0.0) / max(passes, 1)
+    return max(sum(leg.ms for leg in legs) - inside, 0.0) / inside if inside else 0.0
 
 
 def plain_legs(case: Case) -> list[Leg]:
