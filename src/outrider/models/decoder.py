@@ -83,8 +83,22 @@ class Decoder:
         return self.tables.cos.device
 
     @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
     def max_length(self) -> int:
         return self.tables.cos.shape[0]
+
+    @property
+    def is_tail(self) -> bool:
+        return self.head is not None
+
+    @property
+    def taps(self) -> range:
+        """The tail has one more than its layers: the state behind the final norm."""
+        first = self.first or EMBEDDING_TAP
+        return range(first, self.first + len(self.layers) + self.is_tail)
 
     def new_state(self, policy: Policy, capacity: int) -> SequenceState:
         """An empty state for these layers."""

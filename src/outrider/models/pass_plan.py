@@ -10,21 +10,23 @@ from torch import Tensor
 from outrider.models.group import LEAST, AttentionGroup, Group, Member, attend_together, find_groups
 from outrider.ops.attention import PAGE, ROW_BLOCK, BiasTable, Block, Heads, causal_bias, make_block
 from outrider.ops.delta import ChunkTable, Rows, Slot, make_rows
+from outrider.state.base import State
 from outrider.state.delta import DeltaState, Segment, segments
 from outrider.state.seats import Seats
-from outrider.state.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """`rows` rows of a pass that belong to one sequence, from its current length on.
 
-    Rows that are not `revocable` are final, or have a checkpoint as their way back.
+    Rows that are not `revocable` are final, or have a checkpoint as their way back. Logits will be
+    asked for the `wanted` last of them (None: all).
     """
 
-    state: SequenceState
+    state: State
     rows: int
     revocable: bool = True
+    wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Chunk:
 class SpanPlan:
     """One sequence's part of a pass, from position `start` of the sequence on."""
 
-    state: SequenceState
+    state: State
     start: int
     blocks: list[Block]
     chunks: list[Chunk]

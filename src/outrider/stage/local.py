@@ -5,26 +5,26 @@ from collections.abc import Sequence
 import torch
 
 from outrider.core_types import Reply, Window
-from outrider.models.decoder import Decoder
+from outrider.models.base import Model
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import PickerFactory
 from outrider.stage.frame import Frame, Void, to_reply
 from outrider.stage.part import Part
-from outrider.state.sequence import SequenceState
+from outrider.state.base import State
 from outrider.state.spec import Policy
 
 
 class LocalStage(Part):
-    """Runs windows on a whole `Decoder`, one packed pass for each `poll`; a `KeepingStage`."""
+    """Runs windows on a whole `Model`, one packed pass for each `poll`; a `KeepingStage`."""
 
     replied = False
     """Nothing is on its way: `poll` runs what it answers."""
 
     def __init__(
-        self, decoder: Decoder, policy: Policy, capacity: int, picker: PickerFactory
+        self, decoder: Model, policy: Policy, capacity: int, picker: PickerFactory
     ) -> None:
         super().__init__(decoder, policy, capacity, picker)
-        self._kept: dict[int, SequenceState] = {}
+        self._kept: dict[int, State] = {}
 
     def submit(self, window: Window) -> None:
         self.take(Frame(window=window))

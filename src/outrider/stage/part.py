@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from outrider.core_types import Window
-from outrider.models.decoder import EMBEDDING_TAP, Decoder
+from outrider.models.base import Model
 from outrider.models.group import LEAST, in_one_chunk
 from outrider.models.pass_plan import Span
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Picked, Picker, PickerFactory
 from outrider.stage.frame import Frame, Void
 from outrider.stage.slot import Row, Slot
+from outrider.state.base import State
 from outrider.state.rollback import Rollback
-from outrider.state.sequence import SequenceState
 from outrider.state.spec import Policy
 
 Live = list[tuple[Slot, Frame]]
@@ -37,10 +37,10 @@ class Returned:
 
 
 class Part:
-    """Runs frames on a `Decoder`; states roll back under one policy and capacity."""
+    """Runs frames on a `Model`; states roll back under one policy and capacity."""
 
     def __init__(
-        self, decoder: Decoder, policy: Policy, capacity: int, picker: PickerFactory
+        self, decoder: Model, policy: Policy, capacity: int, picker: PickerFactory
     ) -> None:
         self._decoder = decoder
         self._policy = policy
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def vocab_size(self) -> int:
-        return self._decoder.config.vocab_size
+        return self._decoder.vocab_size
 
     @property
     def max_length(self) -> int:
@@ -64,7 +64,7 @@ class Part:
     @property
     def is_tail(self) -> bool:
         """Whether the last layer is among its own."""
-        return self._decoder.head is not None
+        return self._decoder.is_tail
 
     @property
     def num_sessions(self) -> int:
@@ -82,13 +82,8 @@ class Part:
         state = self._decoder.new_state(self._policy, self._capacity)
         self._open(session, state, self._picker(sampling, prompt_len), taps)
 
-    def _open(
-        self, session: int, state: SequenceState, picker: Picker, taps: Sequence[int]
-    ) -> None:
-        first = self._decoder.first or EMBEDDING_TAP
-        # The tail has one more: the state behind the final norm.
-        ours = range(first, self._decoder.first + len(self._decoder.layers) + self.is_tail)
-        own = tuple(tap for tap in taps if tap in ours)
+    def _open(self, session: int, state: State, picker: Picker, taps: Sequence[int]) -> None:
+        own = tuple(tap for tap in taps if tap in self._decoder.taps)
         self._slots[session] = Slot(state, picker, own)
 
     def has(self, session: int) -> bool:
@@ -137,7 +132,12 @@ class Part:
         returned = [self._return(slot, frame.window) for slot, frame in live]
         began = time.perf_counter()
         spans = [
-            Span(slot.state, len(frame.window.tokens), slot.prepare(frame.window, _rows(frame)))
+            Span(
+                slot.state,
+                len(frame.window.tokens),
+                slot.prepare(frame.window, _rows(frame)),
+                frame.window.wanted,
+            )
             for slot, frame in live
         ]
         hidden, taps = self._pass(live, spans)
@@ -197,7 +197,7 @@ class Part:
         if sum(counts):
             logits = self._decoder.logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
         else:
-            logits = hidden.new_zeros(0, self.vocab_size)
+            logits = torch.empty(0, self.vocab_size)
         largest = _largest(logits) if len(live) > 1 else None
         picked, done = [], 0
         for (slot, frame), part in zip(live, logits.split(counts), strict=True):
@@ -218,7 +218,7 @@ class Part:
 
     def _run_again(self, slot: Slot, rows: Sequence[Row]) -> None:
         if rows:
-            span = Span(slot.state, len(rows), revocable=False)
+            span = Span(slot.state, len(rows), revocable=False, wanted=0)
             self._decoder.run(self._start(rows), [span])
 
 

@@ -10,8 +10,9 @@ from outrider.core_types import Window
 from outrider.errors import StageError
 from outrider.stage.base import Picker
 from outrider.stage.frame import Frame
+from outrider.state.base import State
 from outrider.state.rollback import Rollback
-from outrider.state.sequence import Checkpoint, SequenceState
+from outrider.state.sequence import Checkpoint
 
 Row = int | Tensor
 """What a stage starts a row from: a token id, or the hidden state [hidden] of the stage before."""
@@ -60,7 +61,7 @@ class Slot:
     """A session's state with everything that its windows need; `void_epoch` and below are stale,
     `newest` is the window that came last."""
 
-    state: SequenceState
+    state: State
     picker: Picker
     taps: tuple[int, ...]
     queue: deque[Frame] = field(default_factory=deque)
@@ -121,7 +122,8 @@ class Slot:
         state, replay = self.state, self.replay
         state.raise_floor(min(window.floor, state.length))
         replay.drop_below(window.floor)
-        low = max(window.floor, state.floor)
+        # What could not be taken back by now will not have to be: it began an epoch.
+        low = max(window.floor, state.floor, state.restorable)
         if not self._needs_checkpoint(window) or state.length <= low or replay.reaches(low):
             return ()
         state.settle(low)
@@ -131,7 +133,9 @@ class Slot:
     def _needs_checkpoint(self, window: Window) -> bool:
         if window.end <= window.floor:
             return False
-        return self.state.rollback(window.end - self.state.floor) is Rollback.CHECKPOINT
+        # An epoch begins with the pending token, which is not a draft.
+        rows, certain = window.end - self.state.floor, int(window.opens_epoch)
+        return self.state.rollback(rows, certain) is Rollback.CHECKPOINT
 
     def prepare(self, window: Window, rows: Sequence[Row] | Tensor) -> bool:
         """Take a checkpoint if this window needs one; returns whether its rows count as revocable

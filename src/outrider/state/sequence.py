@@ -18,10 +18,13 @@ from outrider.state.spec import StateSpec
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A copy of the recurrent layers at `length`; attention truncates and needs none."""
+    """A copy of the recurrent layers at `length`; attention truncates and needs none.
+
+    Its owner alone knows what a copy is: tensors of ours, bytes of a library's.
+    """
 
     length: int
-    recurrent: DeltaCopy | None
+    recurrent: DeltaCopy | bytes | None
 
 
 class SequenceState:
@@ -63,8 +66,9 @@ class SequenceState:
         if self.attention:
             self.attention.reserve(end)
 
-    def rollback(self, rows_in_flight: int) -> Rollback:
-        """Which way back applies when `rows_in_flight` rows above the floor may be rejected."""
+    def rollback(self, rows_in_flight: int, certain: int = 0) -> Rollback:
+        """Which way back applies when `rows_in_flight` rows above the floor may be rejected, but
+        for the `certain` first of them."""
         return rollback_for(self.spec, rows_in_flight)
 
     def raise_floor(self, floor: int) -> None:
@@ -102,7 +106,7 @@ class SequenceState:
         """Go back to a checkpoint of this state taken at a length that it still holds."""
         if saved.length > self.length:
             raise StateError(f"checkpoint at {saved.length} lies beyond length {self.length}.")
-        if self.delta and saved.recurrent:
+        if self.delta and isinstance(saved.recurrent, DeltaCopy):
             self.delta.restore(saved.recurrent)
         self.length = self.floor = self._peak = saved.length
 

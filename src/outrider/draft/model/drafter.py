@@ -11,7 +11,7 @@ from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
-from outrider.models.decoder import Decoder
+from outrider.models.base import Model
 
 
 class DraftModelDrafter:
@@ -21,7 +21,7 @@ class DraftModelDrafter:
     needs = Needs()
 
     def __init__(
-        self, decoder: Decoder, chooser: Chooser, settings: DraftStateSettings | None = None
+        self, decoder: Model, chooser: Chooser, settings: DraftStateSettings | None = None
     ) -> None:
         """`chooser` picks tokens from the draft's logits and knows what the target shares."""
         self._chooser = chooser

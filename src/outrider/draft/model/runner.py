@@ -9,7 +9,7 @@ from torch import Tensor
 from outrider.core_types import Commit, Context
 from outrider.draft.base import Kept
 from outrider.draft.model.sync import DraftSync, Reset, Restorable, Trim, between
-from outrider.models.decoder import Decoder
+from outrider.models.base import Model
 from outrider.models.pass_plan import Span
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint
@@ -37,7 +37,7 @@ class DraftRunner:
     or, where the capacity is too small for it, from a checkpoint at the last committed token.
     """
 
-    def __init__(self, decoder: Decoder, settings: DraftStateSettings) -> None:
+    def __init__(self, decoder: Model, settings: DraftStateSettings) -> None:
         self._decoder = decoder
         self._state = decoder.new_state(settings.policy, settings.capacity)
         self._sync = DraftSync()
@@ -144,13 +144,14 @@ class DraftRunner:
         """One pass; return the last row, hidden [1, width]."""
         self._newest = None
         ids = torch.tensor(tokens, device=self._decoder.device)
-        span = Span(self._state, len(tokens), revocable=revocable)
+        span = Span(self._state, len(tokens), revocable=revocable, wanted=1)
         hidden, _ = self._decoder.run(self._decoder.embed(ids), [span])
         self._sync.record(tokens)
         return hidden[-1:]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        self._newest = self._decoder.logits(hidden)
+        # A copy: the next pass of a model may write over what it gave, for whomever it runs.
+        self._newest = self._decoder.logits(hidden).clone()
         return self._newest
 
     def _restorable(self) -> Restorable:

@@ -1,0 +1,185 @@
+"""A llama.cpp context: the memory of several sequences, and passes over them."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ConfigError, StageError
+from outrider.models.llamacpp.batch import Batch
+from outrider.models.llamacpp.weights import LlamaWeights
+
+PARTIAL = 1
+"""`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cutting off cannot bring back."""
+TYPES = {"f32": 0, "f16": 1}
+FLASH_AUTO, FLASH_OFF = -1, 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextSettings:
+    """What a context is made for; `rollback` is `n_rs_seq`.
+
+    `length` positions for each of `sequences`. A pass takes `batch` rows, of which `micro_batch`
+    run at once. Keys and values are kept as `kv`. `threads` None: as torch has.
+    """
+
+    length: int
+    sequences: int = 1
+    batch: int = 2048
+    micro_batch: int = 512
+    rollback: int = 0
+    threads: int | None = None
+    kv: str = "f16"
+
+    @property
+    def effective_micro_batch(self) -> int:
+        """Rows that really run at once, as the library has it for causal models."""
+        batch = min(self.length * self.sequences, self.batch)
+        return min(batch, self.micro_batch or batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one sequence in a pass: `wanted` of the last ones get logits."""
+
+    sequence: int
+    start: int
+    rows: int
+    wanted: int
+
+
+class LlamaContext:
+    """Sequences are numbers; their memory is addressed by positions."""
+
+    def __init__(self, weights: LlamaWeights, settings: ContextSettings) -> None:
+        """Raises ConfigError where the library refuses, or would abort."""
+        self.weights, self._call = weights, weights.library.call
+        if weights.is_recurrent and settings.rollback + 1 >= settings.effective_micro_batch:
+            raise ConfigError(
+                f"target.micro_batch = {settings.micro_batch} runs "
+                f"{settings.effective_micro_batch} rows at once, but taking back "
+                f"{settings.rollback} needs {settings.rollback + 2} of them: raise it, "
+                "target.batch or target.max_length, or lower the number of drafts."
+            )
+        self.handle = self._call.llama_init_from_model(weights.handle, self._parameters(settings))
+        if not self.handle:
+            raise ConfigError(
+                f"llama.cpp cannot make a context of {settings.length} positions for "
+                f"{settings.sequences} sequences of {weights.path}: there is too little memory; "
+                "lower target.max_length or the number of sequences."
+            )
+        weakref.finalize(self, _free, self._call, self.handle, weights)
+        self._memory = self._call.llama_get_memory(self.handle)
+        self.length = min(settings.length, int(self._call.llama_n_ctx_seq(self.handle)))
+        self._batch = Batch(self._call, int(self._call.llama_n_batch(self.handle)))
+        self._free = list(range(settings.sequences))
+        self.snapshots = int(self._call.llama_n_rs_seq(self.handle))
+        """States that it keeps behind the newest; 0 where its layers or the settings have none."""
+
+    def _parameters(self, settings: ContextSettings) -> object:
+        wanted = self._call.llama_context_default_params()
+        wanted.n_ctx = settings.length * settings.sequences
+        wanted.n_seq_max = settings.sequences
+        wanted.n_batch, wanted.n_ubatch = settings.batch, settings.micro_batch
+        wanted.n_rs_seq = settings.rollback if self.weights.is_recurrent else 0
+        wanted.n_threads = wanted.n_threads_batch = settings.threads or torch.get_num_threads()
+        wanted.type_k = wanted.type_v = TYPES[settings.kv]
+        wanted.flash_attn_type = FLASH_OFF if settings.kv == "f32" else FLASH_AUTO
+        wanted.kv_unified = False
+        wanted.no_perf = True
+        return wanted
+
+    def take(self) -> int:
+        """A sequence that nobody has; raises StageError where all are taken."""
+        if not self._free:
+            raise StageError("all sequences of the llama.cpp context are in use.")
+        sequence = min(self._free)
+        self._free.remove(sequence)
+        return sequence
+
+    def give_back(self, sequence: int) -> None:
+        """Forget a sequence; its number is free again."""
+        self.clear(sequence)
+        self._free.append(sequence)
+
+    def end(self, sequence: int) -> int:
+        """The position behind its newest row."""
+        return int(self._call.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def clear(self, sequence: int) -> None:
+        self._call.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def cut(self, sequence: int, length: int) -> bool:
+        """Remove the rows from `length` > 0 on; False where the library refuses."""
+        return bool(self._call.llama_memory_seq_rm(self._memory, sequence, length, -1))
+
+    def nbytes(self, sequence: int, flags: int = 0) -> int:
+        """Size of a copy of a sequence."""
+        return int(self._call.llama_state_seq_get_size_ext(self.handle, sequence, flags))
+
+    def save(self, sequence: int, flags: int = 0) -> bytes:
+        """A copy of a sequence, or of its recurrent part alone (`PARTIAL`)."""
+        size = self.nbytes(sequence, flags)
+        copy = (ctypes.c_uint8 * size)()
+        got = self._call.llama_state_seq_get_data_ext(self.handle, copy, size, sequence, flags)
+        if got != size:
+            raise StageError(f"llama.cpp saved {got} of {size} bytes of a sequence.")
+        return bytes(copy)
+
+    def load(self, sequence: int, copy: bytes, flags: int = 0) -> None:
+        """Bring a copy back; raises StageError where the library refuses it."""
+        data = (ctypes.c_uint8 * len(copy)).from_buffer_copy(copy)
+        if not self._call.llama_state_seq_set_data_ext(
+            self.handle, data, len(copy), sequence, flags
+        ):
+            raise StageError("llama.cpp does not take its own copy of a sequence back.")
+
+    def run(self, tokens: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        """Run rows int64 [N] of the pieces, in order; logits fp32 [wanted rows, vocab].
+
+        They are a view that the next pass overwrites. Raises StageError where the library fails.
+        """
+        if len(tokens) <= self._batch.size:
+            return self._decode(tokens, pieces)
+        found, row = [], 0
+        for part in _split(pieces, self._batch.size):
+            found.append(self._decode(tokens[row : row + part.rows], [part]).clone())
+            row += part.rows
+        return torch.cat(found)
+
+    def _decode(self, tokens: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        spans = [(piece.sequence, piece.start, piece.rows, piece.wanted) for piece in pieces]
+        wanted = self._batch.fill(tokens, spans)
+        status = self._call.llama_decode(self.handle, self._batch.given)
+        if status:
+            raise StageError(
+                f"llama.cpp could not run {len(tokens)} rows (status {status}); --log-level info "
+                "shows what it said."
+            )
+        vocab = self.weights.vocab_size
+        if not wanted:
+            return torch.empty(0, vocab)
+        first = self._call.llama_get_logits(self.handle)
+        place = ctypes.addressof(first.contents)
+        values = (ctypes.c_float * (wanted * vocab)).from_address(place)
+        return torch.frombuffer(values, dtype=torch.float32).view(wanted, vocab)
+
+
+def _split(pieces: Sequence[Piece], size: int) -> list[Piece]:
+    """The pieces cut into ones of at most `size` rows; logits stay with the last rows."""
+    parts = []
+    for piece in pieces:
+        for row in range(0, piece.rows, size):
+            rows = min(size, piece.rows - row)
+            behind = piece.rows - row - rows
+            wanted = min(max(piece.wanted - behind, 0), rows)
+            parts.append(Piece(piece.sequence, piece.start + row, rows, wanted))
+    return parts
+
+
+def _free(call: object, handle: object, weights: LlamaWeights) -> None:
+    """Free a context; `weights` are held until then."""
+    weights.library.call.llama_free(handle)
