@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Exit, Option
 
-from outrider.cli.flags import RunFlags, with_flags
+from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import OutputFile, busy, put, say
 from outrider.config.run import RunConfig
 from outrider.errors import ConfigError
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 GATE_FAILED = 3
 TOO_SLOW = 4
 INTERRUPTED = 130
-FailUnder = Annotated[
-    float | None,
-    Option("--fail-under", metavar="RATIO", help="Exit with 4 where the ratio is lower."),
-]
-Json = Annotated[bool, Option("--json", help="End standard output with one line of JSON.")]
+FAIL_HELP = "Exit with 4 where the ratio is lower."
+JSON_HELP = "End standard output with one line of JSON."
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
@@ -40,47 +37,22 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 class BenchFlags:
     """What is measured, how much, and where the report goes."""
 
-    workload: Annotated[
-        str,
-        Option("--workload", metavar="NAME|FILE", help="A shipped workload or a JSON-lines file."),
-    ] = "mixed"
-    prompts: Annotated[
-        int | None, Option("--prompts", metavar="N", help="Prompts taken from it (default 8).")
-    ] = None
-    tokens: Annotated[
-        int | None, Option("--tokens", metavar="N", help="Most tokens per leg (default 192).")
-    ] = None
-    repeats: Annotated[
-        int | None, Option("--repeats", metavar="N", help="Timed rounds (default 3).")
-    ] = None
-    pause: Annotated[
-        float, Option("--pause", metavar="SECONDS", help="Rest before each leg (default 0).")
-    ] = 0.0
-    max_drift: Annotated[
-        float,
-        Option("--max-drift", metavar="SHARE", help="How far plain legs may lie apart (0.05)."),
-    ] = 0.05
-    seed: Annotated[int, Option("--seed", metavar="N", help="Seed of the resampling.")] = 0
-    ignore_eos: Annotated[
-        bool, Option("--ignore-eos", help="Decode all tokens, beyond the model's own end.")
-    ] = False
-    quick: Annotated[bool, Option("--quick", help="Fewer prompts, tokens and repeats.")] = False
-    peer: Annotated[
-        list[str] | None,
-        Option(
-            "--peer",
-            metavar="NAME|URL",
-            help="transformers, llama.cpp[:n_max=4,...] or a server's URL; repeatable.",
-        ),
-    ] = None
-    output: Annotated[
-        Path | None, Option("--output", metavar="FILE", help="Write the whole report as JSON.")
-    ] = None
-    html: Annotated[
-        Path | None, Option("--html", metavar="FILE", help="Write the report as one HTML page.")
-    ] = None
-    json: Json = False
-    fail_under: FailUnder = None
+    workload: str = flag("A shipped workload or a JSON-lines file.", "NAME|FILE", default="mixed")
+    prompts: int | None = flag("Prompts taken from it (default 8).", "N")
+    tokens: int | None = flag("Most tokens per leg (default 192).", "N")
+    repeats: int | None = flag("Timed rounds (default 3).", "N")
+    pause: float = flag("Rest before each leg (default 0).", "SECONDS", default=0.0)
+    max_drift: float = flag("How far plain legs may lie apart (0.05).", "SHARE", default=0.05)
+    seed: int = flag("Seed of the resampling.", "N", default=0)
+    ignore_eos: bool = flag("Decode all tokens, beyond the model's own end.", default=False)
+    quick: bool = flag("Fewer prompts, tokens and repeats.", default=False)
+    peer: list[str] | None = flag(
+        "transformers, llama.cpp[:n_max=4,...] or a server's URL; repeatable.", "NAME|URL"
+    )
+    output: Path | None = flag("Write the whole report as JSON.", "FILE")
+    html: Path | None = flag("Write the report as one HTML page.", "FILE")
+    json: bool = flag(JSON_HELP, default=False)
+    fail_under: float | None = flag(FAIL_HELP, "RATIO")
 
     def settings(self) -> "Settings":
         """The measurement's settings; raises ConfigError for what is out of range."""
@@ -252,8 +224,8 @@ def _check_ratio(value: float, fail_under: float) -> None:
 def compare(
     a: Annotated[Path, Argument(metavar="A.json", help="The report to compare with.")],
     b: Annotated[Path, Argument(metavar="B.json", help="The newer report.")],
-    as_json: Json = False,
-    fail_under: FailUnder = None,
+    as_json: Annotated[bool, Option("--json", help=JSON_HELP)] = False,
+    fail_under: Annotated[float | None, Option(metavar="RATIO", help=FAIL_HELP)] = None,
 ) -> None:
     """Set two reports side by side: B's speculative speed over A's."""
     from outrider.bench.compare import compare as set_against

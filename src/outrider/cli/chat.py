@@ -1,13 +1,16 @@
 """`outrider chat`: a conversation, a line at a time."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outrider.cli.engine import Engine, open_engine
+from outrider.cli.engine import open_engine
 from outrider.cli.flags import ChatFlags, RunFlags, SamplingFlags, with_flags
 from outrider.cli.prompt import conversation
 from outrider.cli.terminal import end_line, fail, put, say
 from outrider.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from outrider.assemble.engine import Engine
 
 HELP = "/clear forgets the conversation, /exit or Ctrl-D leaves; Ctrl-C cuts a reply short."
 
@@ -30,7 +33,7 @@ def chat(*, chat_flags: ChatFlags, sampling_flags: SamplingFlags, run: RunFlags)
         engine.close()
 
 
-def _converse(engine: Engine, chat_flags: ChatFlags, sampling_flags: SamplingFlags) -> None:
+def _converse(engine: "Engine", chat_flags: ChatFlags, sampling_flags: SamplingFlags) -> None:
     messages = conversation(chat_flags.system, [], None)
     opening = len(messages)
     while (line := _ask()) not in (None, "/exit"):
@@ -50,7 +53,7 @@ def _ask() -> str | None:
 
 
 def _turn(
-    engine: Engine,
+    engine: "Engine",
     messages: list[dict[str, Any]],
     line: str,
     chat_flags: ChatFlags,
@@ -68,7 +71,7 @@ def _turn(
 
 
 def _reply(
-    engine: Engine,
+    engine: "Engine",
     messages: list[dict[str, Any]],
     chat_flags: ChatFlags,
     sampling_flags: SamplingFlags,

@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from outrider.cli.engine import Engine, Result
 from outrider.cli.request import Request
+
+if TYPE_CHECKING:
+    from outrider.assemble.engine import Engine
+    from outrider.engine.engine import GenerationResult
 
 WARM_UP_TOKENS = 16
 
@@ -17,8 +20,8 @@ class Comparison:
 
     DIFFERENT: ClassVar[int] = 3
 
-    speculative: Result
-    plain: Result
+    speculative: "GenerationResult"
+    plain: "GenerationResult"
 
     @property
     def first_difference(self) -> int | None:
@@ -62,7 +65,7 @@ class Comparison:
             )
 
 
-def _speed(result: Result) -> float:
+def _speed(result: "GenerationResult") -> float:
     value = result.timings["predicted_per_second"]
     assert isinstance(value, int | float)
     return float(value)
@@ -72,7 +75,7 @@ def _at(tokens: Sequence[int], place: int) -> str:
     return str(tokens[place]) if place < len(tokens) else "absent"
 
 
-def warm_up(engine: Engine, request: Request) -> None:
+def warm_up(engine: "Engine", request: Request) -> None:
     """Run a few tokens both ways, so that neither measurement pays for first-time work."""
     short = replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
     for method in (None, "off"):
@@ -80,7 +83,7 @@ def warm_up(engine: Engine, request: Request) -> None:
             pass
 
 
-def compare(engine: Engine, request: Request, speculative: Result) -> Comparison:
+def compare(engine: "Engine", request: Request, speculative: "GenerationResult") -> Comparison:
     """Decode `request`, which must have the seed that was used, plainly and set both together."""
     generation = request.start(engine, "off")
     for _ in generation:

@@ -6,7 +6,7 @@ the default; only the number of tokens, which nothing else states, has its defau
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -21,131 +21,52 @@ from outrider.sampling.params import SamplingParams
 DEFAULT_MAX_TOKENS = 512
 
 
-def _flag(names: str, metavar: str | None, text: str) -> Any:
-    return Option(names, metavar=metavar, help=text)
+def flag(text: str, metavar: str | None = None, *, default: Any = None, **limits: Any) -> Any:
+    """A flag named as its field, explained by `text`; without `metavar` it is a switch."""
+    return field(default=default, metadata={"help": text, "metavar": metavar, **limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFlags:
     """Flags that are configuration keys, and the file that holds the others."""
 
-    target: Annotated[
-        str | None,
-        _flag("--target", "MODEL", "demo, smollm2, a folder, a GGUF file or a hub ID@REVISION."),
-    ] = None
-    method: Annotated[
-        str | None,
-        _flag(
-            "--method",
-            "NAME",
-            "Who drafts: off, suffix, ngram-cache, draft, suffix+draft, ngram-cache+draft, mtp, "
-            "eagle3, dflash, dspark, or auto for what the given files allow.",
-        ),
-    ] = None
-    draft_model: Annotated[
-        str | None,
-        _flag(
-            "--draft-model",
-            "MODEL",
-            'A model or drafter folder, a hub ID@REVISION or "demo-draft".',
-        ),
-    ] = None
-    draft_temperature: Annotated[
-        float | None,
-        _flag("--draft-temperature", "X", "0 drafts greedily; above, drafts are sampled."),
-    ] = None
-    ngram_fallback: Annotated[
-        str | None,
-        _flag("--ngram-fallback", "none|draft", "Who drafts where n-grams find nothing in flight."),
-    ] = None
-    min_probability: Annotated[
-        float | None,
-        _flag("--min-probability", "P", "End a draft before a token less likely than this."),
-    ] = None
-    max_draft_tokens: Annotated[
-        str | None,
-        _flag("--max-draft-tokens", "N|auto", "Most tokens drafted at once."),
-    ] = None
-    window: Annotated[
-        int | None,
-        _flag("--window", "N", "Most rows of a window."),
-    ] = None
-    depth: Annotated[
-        int | None,
-        _flag("--depth", "N", "Windows in flight."),
-    ] = None
-    runahead_tokens: Annotated[
-        int | None,
-        _flag("--runahead-tokens", "N", "Rows in flight, instead of a number of windows."),
-    ] = None
-    rollback: Annotated[
-        str | None,
-        _flag(
-            "--rollback",
-            "POLICY",
-            "How rejected tokens are taken back: log, snapshots or checkpoint.",
-        ),
-    ] = None
-    capacity: Annotated[
-        int | None,
-        _flag("--capacity", "N", "Tokens that can be taken back without a checkpoint."),
-    ] = None
-    stages: Annotated[
-        str | None,
-        _flag(
-            "--stages",
-            "N|FILE",
-            "Stages that the target's layers are cut into, or a TOML file with their keys.",
-        ),
-    ] = None
-    stage_layers: Annotated[
-        str | None,
-        _flag("--stage-layers", "N,N", "Layers of each stage; without it, cut evenly."),
-    ] = None
-    stage_processes: Annotated[
-        bool | None,
-        _flag("--stage-processes/--no-stage-processes", None, "Stages in processes of their own."),
-    ] = None
-    link_delay_ms: Annotated[
-        float | None,
-        _flag("--link-delay-ms", "X", "Delay put between stages, one way."),
-    ] = None
-    link_jitter_ms: Annotated[
-        float | None,
-        _flag("--link-jitter-ms", "X", "Most that a delay differs from that."),
-    ] = None
-    link_mbps: Annotated[
-        float | None,
-        _flag("--link-mbps", "X", "Bandwidth put between stages."),
-    ] = None
-    exact: Annotated[
-        bool | None,
-        _flag("--exact/--no-exact", None, "Same bits as plain decoding (default on the CPU)."),
-    ] = None
-    device: Annotated[
-        str | None,
-        _flag("--device", "NAME", "cpu, cuda or cuda:N."),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        _flag("--dtype", "NAME", "float32, bfloat16 or auto."),
-    ] = None
-    quantize: Annotated[
-        str | None,
-        _flag("--quantize", "NAME", "Weights in int8, or none."),
-    ] = None
-    max_length: Annotated[
-        int | None,
-        _flag("--max-length", "N", "Context in tokens."),
-    ] = None
-    threads: Annotated[
-        int | None,
-        _flag("--threads", "N", "Processor threads."),
-    ] = None
-    config: Annotated[
-        Path | None,
-        _flag("--config", "FILE", "TOML file with the same settings."),
-    ] = None
+    target: str | None = flag("demo, smollm2, a folder, a GGUF file or a hub ID@REVISION.", "MODEL")
+    method: str | None = flag(
+        "Who drafts: off, suffix, ngram-cache, draft, suffix+draft, ngram-cache+draft, mtp, "
+        "eagle3, dflash, dspark, or auto for what the given files allow.",
+        "NAME",
+    )
+    draft_model: str | None = flag(
+        'A model or drafter folder, a hub ID@REVISION or "demo-draft".', "MODEL"
+    )
+    draft_temperature: float | None = flag("0 drafts greedily; above, drafts are sampled.", "X")
+    ngram_fallback: str | None = flag(
+        "Who drafts where n-grams find nothing in flight.", "none|draft"
+    )
+    min_probability: float | None = flag("End a draft before a token less likely than this.", "P")
+    max_draft_tokens: str | None = flag("Most tokens drafted at once.", "N|auto")
+    window: int | None = flag("Most rows of a window.", "N")
+    depth: int | None = flag("Windows in flight.", "N")
+    runahead_tokens: int | None = flag("Rows in flight, instead of a number of windows.", "N")
+    rollback: str | None = flag(
+        "How rejected tokens are taken back: log, snapshots or checkpoint.", "POLICY"
+    )
+    capacity: int | None = flag("Tokens that can be taken back without a checkpoint.", "N")
+    stages: str | None = flag(
+        "Stages that the target's layers are cut into, or a TOML file with their keys.", "N|FILE"
+    )
+    stage_layers: str | None = flag("Layers of each stage; without it, cut evenly.", "N,N")
+    stage_processes: bool | None = flag("Stages in processes of their own.")
+    link_delay_ms: float | None = flag("Delay put between stages, one way.", "X")
+    link_jitter_ms: float | None = flag("Most that a delay differs from that.", "X")
+    link_mbps: float | None = flag("Bandwidth put between stages.", "X")
+    exact: bool | None = flag("Same bits as plain decoding (default on the CPU).")
+    device: str | None = flag("cpu, cuda or cuda:N.", "NAME")
+    dtype: str | None = flag("float32, bfloat16 or auto.", "NAME")
+    quantize: str | None = flag("Weights in int8, or none.", "NAME")
+    max_length: int | None = flag("Context in tokens.", "N")
+    threads: int | None = flag("Processor threads.", "N")
+    config: Path | None = flag("TOML file with the same settings.", "FILE")
 
     def load(self, more: Mapping[str, object] | None = None) -> Loaded:
         """Configuration from defaults, file, environment, these flags and `more` of them."""
@@ -159,49 +80,18 @@ class RunFlags:
 class SamplingFlags:
     """How the target's logits become tokens, and where the text ends."""
 
-    max_tokens: Annotated[
-        int | None,
-        _flag("--max-tokens", "N", f"Most tokens generated (default {DEFAULT_MAX_TOKENS})."),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        _flag("--temperature", "X", "0 is greedy."),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        _flag("--top-k", "N", "0 keeps all tokens."),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        _flag("--top-p", "X", "1 keeps all tokens."),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        _flag("--min-p", "X", "0 keeps all tokens."),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, _flag("--repetition-penalty", "X", "1 is none.")
-    ] = None
-    presence_penalty: Annotated[float | None, _flag("--presence-penalty", "X", "0 is none.")] = None
-    frequency_penalty: Annotated[float | None, _flag("--frequency-penalty", "X", "0 is none.")] = (
-        None
-    )
-    logit_bias: Annotated[
-        list[str] | None,
-        _flag("--logit-bias", "ID=VALUE", "Added to a token's logit; repeatable."),
-    ] = None
-    seed: Annotated[
-        int | None,
-        _flag("--seed", "N", "Same seed, same tokens."),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        _flag("--stop", "TEXT", "Text that ends the output and is left out; repeatable."),
-    ] = None
-    ignore_eos: Annotated[
-        bool,
-        _flag("--ignore-eos", None, "Go on at the model's end tokens."),
-    ] = False
+    max_tokens: int | None = flag(f"Most tokens generated (default {DEFAULT_MAX_TOKENS}).", "N")
+    temperature: float | None = flag("0 is greedy.", "X")
+    top_k: int | None = flag("0 keeps all tokens.", "N")
+    top_p: float | None = flag("1 keeps all tokens.", "X")
+    min_p: float | None = flag("0 keeps all tokens.", "X")
+    repetition_penalty: float | None = flag("1 is none.", "X")
+    presence_penalty: float | None = flag("0 is none.", "X")
+    frequency_penalty: float | None = flag("0 is none.", "X")
+    logit_bias: list[str] | None = flag("Added to a token's logit; repeatable.", "ID=VALUE")
+    seed: int | None = flag("Same seed, same tokens.", "N")
+    stop: list[str] | None = flag("Text that ends the output and is left out; repeatable.", "TEXT")
+    ignore_eos: bool = flag("Go on at the model's end tokens.", default=False)
 
     def check(self) -> None:
         """Raise what is out of range before a model is loaded."""
@@ -242,14 +132,8 @@ def _bias(text: str) -> tuple[int, float]:
 class ChatFlags:
     """What a chat template is given beside the user's own words."""
 
-    system: Annotated[
-        str | None,
-        _flag("--system", "TEXT", "System message."),
-    ] = None
-    enable_thinking: Annotated[
-        bool | None,
-        _flag("--enable-thinking/--no-enable-thinking", None, "Passed to the chat template."),
-    ] = None
+    system: str | None = flag("System message.", "TEXT")
+    enable_thinking: bool | None = flag("Passed to the chat template.")
 
 
 def with_flags(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -283,13 +167,20 @@ def _take(group: type, values: dict[str, Any]) -> object:
 
 
 def _parameters(group: type) -> list[inspect.Parameter]:
-    hints: Mapping[str, Any] = get_type_hints(group, include_extras=True)
+    hints: Mapping[str, Any] = get_type_hints(group)
     return [
         inspect.Parameter(
             item.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=item.default,
-            annotation=hints[item.name],
+            annotation=Annotated[hints[item.name], _option(item, hints[item.name])],
         )
         for item in fields(group)
     ]
+
+
+def _option(item: Field[Any], hint: Any) -> Any:
+    """Typer's form of a flag; a switch that may be left unset has a way to be turned off."""
+    name = item.name.replace("_", "-")
+    names = f"--{name}/--no-{name}" if hint == bool | None else f"--{name}"
+    return Option(names, **item.metadata)

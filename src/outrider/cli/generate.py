@@ -5,19 +5,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Exit, Option
+from typer import Argument, BadParameter, Exit
 
 from outrider.cli.compare import compare, warm_up
-from outrider.cli.engine import Engine, Generation, open_engine
-from outrider.cli.flags import ChatFlags, RunFlags, SamplingFlags, with_flags
+from outrider.cli.engine import open_engine
+from outrider.cli.flags import ChatFlags, RunFlags, SamplingFlags, flag, with_flags
 from outrider.cli.prompt import conversation, prompt_text, read_messages
 from outrider.cli.request import Request
 from outrider.cli.terminal import OutputFile, end_line, put, say, table
 from outrider.config.show import lines
 from outrider.errors import ConfigError
 from outrider.telemetry.table import rows
+
+if TYPE_CHECKING:
+    from outrider.assemble.engine import Engine
+    from outrider.engine.engine import Generation
 
 INTERRUPTED = 130
 
@@ -26,34 +30,16 @@ INTERRUPTED = 130
 class GenerateFlags:
     """What goes in and how the result comes out."""
 
-    prompt_file: Annotated[
-        Path | None, Option("--prompt-file", metavar="FILE", help="Read the prompt from a file.")
-    ] = None
-    output: Annotated[
-        Path | None,
-        Option("--output", metavar="FILE", help="Write the result to a file when it is complete."),
-    ] = None
-    chat: Annotated[
-        bool, Option("--chat", help="Take the prompt as a user's message, by the chat template.")
-    ] = False
-    messages: Annotated[
-        Path | None,
-        Option("--messages", metavar="FILE", help="JSON file of messages, with --chat."),
-    ] = None
-    json: Annotated[
-        bool, Option("--json", help="Print text, token ids, usage and timings as JSON.")
-    ] = False
-    stats: Annotated[bool, Option("--stats", help="Print a table of what happened.")] = False
-    compare: Annotated[
-        bool,
-        Option(
-            "--compare",
-            help="Decode plainly as well, check that the tokens are equal, print both speeds.",
-        ),
-    ] = False
-    print_config: Annotated[
-        bool, Option("--print-config", help="Print every setting and where it came from.")
-    ] = False
+    prompt_file: Path | None = flag("Read the prompt from a file.", "FILE")
+    output: Path | None = flag("Write the result to a file when it is complete.", "FILE")
+    chat: bool = flag("Take the prompt as a user's message, by the chat template.", default=False)
+    messages: Path | None = flag("JSON file of messages, with --chat.", "FILE")
+    json: bool = flag("Print text, token ids, usage and timings as JSON.", default=False)
+    stats: bool = flag("Print a table of what happened.", default=False)
+    compare: bool = flag(
+        "Decode plainly as well, check that the tokens are equal, print both speeds.", default=False
+    )
+    print_config: bool = flag("Print every setting and where it came from.", default=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +116,7 @@ def _read_prompt(
 
 
 @contextmanager
-def _opened(config: Any, state: Run) -> Iterator[Engine]:
+def _opened(config: Any, state: Run) -> "Iterator[Engine]":
     """The engine while it is in use; an output file that got nothing is not left behind."""
     try:
         engine = open_engine(config)
@@ -144,7 +130,7 @@ def _opened(config: Any, state: Run) -> Iterator[Engine]:
 
 
 def _request(
-    engine: Engine,
+    engine: "Engine",
     source: str | list[dict[str, Any]],
     chat_flags: ChatFlags,
     sampling_flags: SamplingFlags,
@@ -158,7 +144,7 @@ def _request(
     return sampling_flags.request(prompt, engine.sampling_defaults)
 
 
-def _run(engine: Engine, request: Request, state: Run) -> None:
+def _run(engine: "Engine", request: Request, state: Run) -> None:
     """Generate, deliver whatever came of it, and leave with the exit code that it deserves."""
     if state.flags.compare:
         warm_up(engine, request)
@@ -183,7 +169,7 @@ def _run(engine: Engine, request: Request, state: Run) -> None:
         _deliver(generation, state)
 
 
-def _compare(engine: Engine, request: Request, generation: Generation, state: Run) -> None:
+def _compare(engine: "Engine", request: Request, generation: "Generation", state: Run) -> None:
     try:
         comparison = compare(engine, request, generation.result)
     except KeyboardInterrupt:
@@ -196,7 +182,7 @@ def _compare(engine: Engine, request: Request, generation: Generation, state: Ru
         raise Exit(comparison.DIFFERENT)
 
 
-def _deliver(generation: Generation, state: Run, **extra: object) -> None:
+def _deliver(generation: "Generation", state: Run, **extra: object) -> None:
     """Put the result where it belongs; streamed text only lacks what was held back."""
     result = generation.result
     if state.flags.json:

@@ -3,11 +3,9 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from typer import Option
-
-from outrider.cli.flags import RunFlags, with_flags
+from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import busy, put
 from outrider.errors import ConfigError
 
@@ -16,21 +14,11 @@ from outrider.errors import ConfigError
 class PlanFlags:
     """What is to be planned for."""
 
-    acceptance: Annotated[
-        float,
-        Option("--acceptance", metavar="P", help="Chance of a draft if those before were right."),
-    ] = 0.8
-    rtt_ms: Annotated[
-        float | None,
-        Option("--rtt-ms", metavar="X", help="All links together, there and back."),
-    ] = None
-    draft_ms: Annotated[
-        float, Option("--draft-ms", metavar="X", help="Drafting one token.", min=0.0)
-    ] = 0.0
-    most_depth: Annotated[
-        int, Option("--most-depth", metavar="N", help="Most windows in flight.", min=1, max=64)
-    ] = 16
-    json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+    acceptance: float = flag("Chance of a draft if those before were right.", "P", default=0.8)
+    rtt_ms: float | None = flag("All links together, there and back.", "X")
+    draft_ms: float = flag("Drafting one token.", "X", default=0.0, min=0.0)
+    most_depth: int = flag("Most windows in flight.", "N", default=16, min=1, max=64)
+    json: bool = flag("Print JSON.", default=False)
 
     def check(self) -> None:
         """Raise for what no pipeline has."""

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from outrider.cli.engine import Engine, Generation
 from outrider.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.assemble.engine import Engine
+    from outrider.engine.engine import Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +21,7 @@ class Request:
     stop: tuple[str, ...]
     ignore_eos: bool
 
-    def start(self, engine: Engine, method: str | None = None) -> Generation:
+    def start(self, engine: "Engine", method: str | None = None) -> "Generation":
         """Start it; `method` "off" decodes plainly, None as the engine was configured."""
         return engine.generate(
             self.prompt,

@@ -1,11 +1,8 @@
 """`outrider serve`: an OpenAI-compatible server on one model."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from typer import Option
-
-from outrider.cli.flags import RunFlags, with_flags
+from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import busy, put, say
 from outrider.config.run import ServerConfig
 from outrider.config.show import lines
@@ -18,25 +15,12 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class ServeFlags:
     """Where the server listens and how much it takes on."""
 
-    host: Annotated[
-        str | None, Option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")
-    ] = None
-    port: Annotated[
-        int | None, Option("--port", metavar="N", help="0 takes a free one (8000).")
-    ] = None
-    api_key: Annotated[
-        str | None,
-        Option("--api-key", metavar="KEY", help="Ask for this key; several with commas between."),
-    ] = None
-    model_name: Annotated[
-        str | None, Option("--model-name", metavar="NAME", help="What clients call the model.")
-    ] = None
-    max_sequences: Annotated[
-        int | None, Option("--max-sequences", metavar="N", help="Sequences that run at once (16).")
-    ] = None
-    print_config: Annotated[
-        bool, Option("--print-config", help="Print every setting and where it came from.")
-    ] = False
+    host: str | None = flag("Where to listen (127.0.0.1).", "ADDRESS")
+    port: int | None = flag("0 takes a free one (8000).", "N")
+    api_key: str | None = flag("Ask for this key; several with commas between.", "KEY")
+    model_name: str | None = flag("What clients call the model.", "NAME")
+    max_sequences: int | None = flag("Sequences that run at once (16).", "N")
+    print_config: bool = flag("Print every setting and where it came from.", default=False)
 
 
 @with_flags(flags=ServeFlags, run=RunFlags)
