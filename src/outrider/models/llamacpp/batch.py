@@ -1,48 +1,52 @@
-"""The rows of one `llama_decode`, in buffers that are filled anew for each pass."""
+"""The rows of one `llama_decode`, in arrays that are filled anew for each pass."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+INT = ctypes.c_int32
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one sequence in a pass: `wanted` of the last ones get logits."""
+
+    sequence: int
+    start: int
+    rows: int
+    wanted: int
 
 
 class Batch:
-    """Up to `size` rows; `given` is what the library reads. Tensors are views of its arrays."""
+    """Up to `size` rows; `given` is what the library reads."""
 
     def __init__(self, call: Any, size: int) -> None:
         self.size = size
-        self._tokens = torch.zeros(size, dtype=torch.int32)
-        self._places = torch.zeros(size, dtype=torch.int32)
-        self._counts = torch.ones(size, dtype=torch.int32)
-        self._sequences = torch.zeros(size, dtype=torch.int32)
-        self._marks = torch.zeros(size, dtype=torch.int8)
-        one = ctypes.POINTER(ctypes.c_int32)
-        start = self._sequences.data_ptr()
+        self._tokens: Any = (INT * size)()
+        self._places: Any = (INT * size)()
+        self._sequences: Any = (INT * size)()
+        self._marks: Any = (ctypes.c_int8 * size)()
+        self._counts = (INT * size)(*([1] * size))
+        one, start = ctypes.POINTER(INT), ctypes.addressof(self._sequences)
         self._lists = (one * size)(*[ctypes.cast(start + 4 * row, one) for row in range(size)])
-        self.given = call.llama_batch()
-        self.given.token = _pointer(self._tokens, ctypes.c_int32)
-        self.given.pos = _pointer(self._places, ctypes.c_int32)
-        self.given.n_seq_id = _pointer(self._counts, ctypes.c_int32)
-        self.given.seq_id = ctypes.cast(self._lists, ctypes.POINTER(one))
-        self.given.logits = _pointer(self._marks, ctypes.c_int8)
+        self.given = call.llama_batch(
+            token=ctypes.cast(self._tokens, one),
+            pos=ctypes.cast(self._places, one),
+            n_seq_id=ctypes.cast(self._counts, one),
+            seq_id=ctypes.cast(self._lists, ctypes.POINTER(one)),
+            logits=ctypes.cast(self._marks, ctypes.POINTER(ctypes.c_int8)),
+        )
 
-    def fill(self, tokens: Tensor, spans: Sequence[tuple[int, int, int, int]]) -> int:
-        """Take rows `tokens` int64 [N]; of each span its sequence, first position, rows, and how
-        many of the last ones want logits. Returns how many do in all."""
-        self.given.n_tokens = len(tokens)
-        self._tokens[: len(tokens)] = tokens
-        self._marks[: len(tokens)] = 0
+    def fill(self, tokens: Sequence[int], pieces: Iterable[Piece]) -> int:
+        """Take the rows of the pieces, in order; returns how many want logits in all."""
+        self.given.n_tokens = count = len(tokens)
+        self._tokens[:count] = tokens
         row = outputs = 0
-        for sequence, place, rows, wanted in spans:
-            end = row + rows
-            self._sequences[row:end] = sequence
-            torch.arange(place, place + rows, dtype=torch.int32, out=self._places[row:end])
-            self._marks[end - wanted : end] = 1
-            row, outputs = end, outputs + wanted
+        for piece in pieces:
+            rows, end = piece.rows, row + piece.rows
+            self._sequences[row:end] = [piece.sequence] * rows
+            self._places[row:end] = range(piece.start, piece.start + rows)
+            self._marks[row:end] = [0] * (rows - piece.wanted) + [1] * piece.wanted
+            row, outputs = end, outputs + piece.wanted
         return outputs
-
-
-def _pointer(rows: Tensor, kind: Any) -> Any:
-    return ctypes.cast(rows.data_ptr(), ctypes.POINTER(kind))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError, StageError
-from outrider.models.llamacpp.batch import Batch
+from outrider.models.llamacpp.batch import Batch, Piece
 from outrider.models.llamacpp.weights import LlamaWeights
 
 PARTIAL = 1
@@ -39,16 +39,6 @@ class ContextSettings:
         """Rows that really run at once, as the library has it for causal models."""
         batch = min(self.length * self.sequences, self.batch)
         return min(batch, self.micro_batch or batch)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of one sequence in a pass: `wanted` of the last ones get logits."""
-
-    sequence: int
-    start: int
-    rows: int
-    wanted: int
 
 
 class LlamaContext:
@@ -137,8 +127,8 @@ class LlamaContext:
         ):
             raise StageError("llama.cpp does not take its own copy of a sequence back.")
 
-    def run(self, tokens: Tensor, pieces: Sequence[Piece]) -> Tensor:
-        """Run rows int64 [N] of the pieces, in order; logits fp32 [wanted rows, vocab].
+    def run(self, tokens: Sequence[int], pieces: Sequence[Piece]) -> Tensor:
+        """Run the rows of the pieces, in order; logits fp32 [wanted rows, vocab].
 
         They are a view that the next pass overwrites. Raises StageError where the library fails.
         """
@@ -150,9 +140,8 @@ class LlamaContext:
             row += part.rows
         return torch.cat(found)
 
-    def _decode(self, tokens: Tensor, pieces: Sequence[Piece]) -> Tensor:
-        spans = [(piece.sequence, piece.start, piece.rows, piece.wanted) for piece in pieces]
-        wanted = self._batch.fill(tokens, spans)
+    def _decode(self, tokens: Sequence[int], pieces: Sequence[Piece]) -> Tensor:
+        wanted = self._batch.fill(tokens, pieces)
         status = self._call.llama_decode(self.handle, self._batch.given)
         if status:
             raise StageError(

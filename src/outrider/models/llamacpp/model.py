@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.models.llamacpp.context import LlamaContext, Piece
+from outrider.models.llamacpp.batch import Piece
+from outrider.models.llamacpp.context import LlamaContext
 from outrider.models.llamacpp.state import LlamaState
 from outrider.models.pass_plan import Span
 from outrider.state.seats import Seats
@@ -58,7 +59,7 @@ class LlamaModel:
         Returns, for each row, where `logits` finds what it says, -1 where nothing was wanted.
         """
         pieces = [_begin(span) for span in spans]
-        self._logits = self.context.run(hidden, pieces)
+        self._logits = self.context.run(hidden.tolist(), pieces)
         for span in spans:
             _state(span).advance(span.rows, revocable=span.revocable)
         return _numbers(pieces), None

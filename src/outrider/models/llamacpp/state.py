@@ -3,7 +3,8 @@
 import weakref
 
 from outrider.errors import StateError
-from outrider.models.llamacpp.context import PARTIAL, LlamaContext, Piece
+from outrider.models.llamacpp.batch import Piece
+from outrider.models.llamacpp.context import PARTIAL, LlamaContext
 from outrider.models.llamacpp.snapshots import Snapshots
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint

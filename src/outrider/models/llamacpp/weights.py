@@ -26,25 +26,16 @@ class LlamaWeights:
                 "does not know, or larger than the memory; --log-level debug shows what it said."
             )
         weakref.finalize(self, call.llama_model_free, self.handle)
-
-    @property
-    def vocab_size(self) -> int:
+        self.vocab_size = int(call.llama_vocab_n_tokens(call.llama_model_get_vocab(self.handle)))
         """Rows of the head."""
-        call = self.library.call
-        return int(call.llama_vocab_n_tokens(call.llama_model_get_vocab(self.handle)))
+        recurrent = call.llama_model_is_recurrent(self.handle)
+        self.is_recurrent = bool(recurrent or call.llama_model_is_hybrid(self.handle))
+        """Whether any layer's memory cannot simply be cut off at its end."""
 
     @property
     def max_length(self) -> int:
         """Positions that the model was trained for."""
         return int(self.library.call.llama_model_n_ctx_train(self.handle))
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether any layer's memory cannot simply be cut off at its end."""
-        call = self.library.call
-        return bool(
-            call.llama_model_is_recurrent(self.handle) or call.llama_model_is_hybrid(self.handle)
-        )
 
     @property
     def architecture(self) -> str:
