@@ -139,21 +139,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def _tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
     # jinja2's own filter escapes HTML, which a prompt must not.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise_exception(message: str) -> str:

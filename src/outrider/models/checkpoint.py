@@ -3,12 +3,8 @@
 safetensors only: pickle files can run code and are refused by name.
 """
 
-import math
-from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,34 +12,26 @@ from torch import Tensor
 
 from outrider.errors import CheckpointError
 from outrider.models.files import read_json
-from outrider.models.weights import refuse_unexplained
+from outrider.models.weights import TensorSource
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 
 
-class Checkpoint:
-    """Open safetensors files of one folder, as a context manager; `take` marks a tensor used."""
+class Checkpoint(TensorSource):
+    """The safetensors files of one folder."""
+
+    explains = "config.json"
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stack = ExitStack()
+        super().__init__(folder)
         self._files: dict[str, Any] = {}
-        self._taken: set[str] = set()
 
-    def __enter__(self) -> "Checkpoint":
+    def __enter__(self) -> Self:
         for path in _files(self.folder):
             self._open(path)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     def _open(self, path: Path) -> None:
         try:
@@ -65,15 +53,9 @@ class Checkpoint:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors by name, read from the headers."""
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
 
-    def count_parameters(self) -> int:
-        """Elements of all tensors."""
-        return sum(map(math.prod, self.shapes.values()))
-
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor `name` in `dtype`; its shape must be the one that the config implies."""
         if name not in self._files:
             raise CheckpointError(f"tensor {name} is missing from {self.folder}.")
         try:
@@ -91,15 +73,6 @@ class Checkpoint:
             )
         self._taken.add(name)
         return tensor.to(dtype)
-
-    def leave(self, names: Iterable[str]) -> None:
-        """Account for tensors that are deliberately not used."""
-        self._taken.update(names)
-
-    def finish(self) -> None:
-        """Raise if a tensor was neither taken nor left on purpose."""
-        unexplained = self.names - self._taken
-        refuse_unexplained(unexplained, origin=self.folder, explains="config.json")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -43,8 +43,8 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     architecture = file.text("general.architecture")
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(
-            f"{file.path}: general.architecture {architecture!r} is not supported; supported are "
+        raise file.fault(
+            f"general.architecture {architecture!r} is not supported; supported are "
             f"{known}."
         )
     _refuse(file, architecture)
@@ -56,8 +56,8 @@ def _refuse(file: GgufFile, architecture: str) -> None:
     for key, neutral in NEUTRAL.items():
         name = f"{architecture}.{key}"
         if name in file.values and file.real(name) != neutral:
-            raise CheckpointError(
-                f"{file.path}: {name} = {file.values[name]} asks for arithmetic that is not "
+            raise file.fault(
+                f"{name} = {file.values[name]} asks for arithmetic that is not "
                 "supported: use a model without it."
             )
 
@@ -73,14 +73,14 @@ def dense_words(
     layers = file.number(key("block_count")) - file.number(key("nextn_predict_layers"), 0)
     heads, hidden = file.number(key("attention.head_count")), file.number(key("embedding_length"))
     if not heads or not 1 <= layers <= len(file.tensors):
-        raise CheckpointError(
-            f"{file.path}: {key('block_count')} and {key('attention.head_count')} make {layers} "
+        raise file.fault(
+            f"{key('block_count')} and {key('attention.head_count')} make {layers} "
             f"layers of {heads} heads, which {len(file.tensors)} tensors cannot be."
         )
     width = file.number(key("attention.key_length"), hidden // heads)
     if file.number(key("attention.value_length"), width) != width:
-        raise CheckpointError(
-            f"{file.path}: keys of {width} and values of another width are not supported."
+        raise file.fault(
+            f"keys of {width} and values of another width are not supported."
         )
     return {
         "model_type": architecture,
@@ -101,8 +101,8 @@ def dense_words(
 def _context(file: GgufFile, key: str) -> int:
     length = file.number(key)
     if not 1 <= length <= MOST_POSITIONS:
-        raise CheckpointError(
-            f"{file.path}: {key} = {length} is not from 1 to {MOST_POSITIONS}: convert it anew."
+        raise file.fault(
+            f"{key} = {length} is not from 1 to {MOST_POSITIONS}: convert it anew."
         )
     return length
 
@@ -119,8 +119,8 @@ def _rope(file: GgufFile, architecture: str, width: int) -> dict[str, Any]:
     prefix = f"{architecture}.rope"
     rotated = file.number(f"{prefix}.dimension_count", width)
     if rotated > width or rotated % 2 or not rotated:
-        raise CheckpointError(
-            f"{file.path}: {prefix}.dimension_count = {rotated} does not fit heads of {width}."
+        raise file.fault(
+            f"{prefix}.dimension_count = {rotated} does not fit heads of {width}."
         )
     words: dict[str, Any] = {
         "rope_theta": file.real(f"{prefix}.freq_base", 10000.0),
@@ -146,8 +146,8 @@ YARN = {
 def _llama(file: GgufFile, architecture: str) -> dict[str, Any]:
     words = dense_words(file, architecture)
     if words["rope_parameters"]["partial_rotary_factor"] != 1:
-        raise CheckpointError(
-            f"{file.path}: llama.rope.dimension_count rotates a part of each head, which is not "
+        raise file.fault(
+            f"llama.rope.dimension_count rotates a part of each head, which is not "
             "supported for this architecture."
         )
     return words | {"mlp_bias": "blk.0.ffn_gate.bias" in file.tensors}
@@ -157,8 +157,8 @@ def _qwen35(file: GgufFile, architecture: str) -> dict[str, Any]:
     prefix = f"{architecture}.ssm"
     heads, inner = file.number(f"{prefix}.time_step_rank"), file.number(f"{prefix}.inner_size")
     if not heads or inner % heads:
-        raise CheckpointError(
-            f"{file.path}: {prefix}.inner_size {inner} is no multiple of {prefix}.time_step_rank "
+        raise file.fault(
+            f"{prefix}.inner_size {inner} is no multiple of {prefix}.time_step_rank "
             f"{heads}."
         )
     return dense_words(file, architecture) | {
@@ -199,8 +199,8 @@ def _divisors(file: GgufFile, config: ModelConfig) -> tuple[float, ...] | None:
     divisors = file.read(ROPE_DIVISORS)
     wanted = (config.attention.rope.width // 2,)
     if divisors.shape != wanted or not bool((divisors > 0).all() & divisors.isfinite().all()):
-        raise CheckpointError(
-            f"{file.path}: tensor {ROPE_DIVISORS} must hold {wanted[0]} positive numbers: "
+        raise file.fault(
+            f"tensor {ROPE_DIVISORS} must hold {wanted[0]} positive numbers: "
             "fetch it again."
         )
     return tuple(torch.flatten(divisors).tolist())

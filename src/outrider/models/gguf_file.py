@@ -21,22 +21,8 @@ SLAB_BYTES = 1 << 22
 MOST_PARTS = 1 << 12
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 FLOATS: Mapping[Kind, type[np.generic]] = {Kind.F32: np.float32, Kind.F16: np.float16}
-SUPPORTED = frozenset(
-    {
-        *FLOATS,
-        Kind.BF16,
-        Kind.Q8_0,
-        Kind.Q4_0,
-        Kind.Q4_1,
-        Kind.Q5_0,
-        Kind.Q5_1,
-        Kind.Q2_K,
-        Kind.Q3_K,
-        Kind.Q4_K,
-        Kind.Q5_K,
-        Kind.Q6_K,
-    }
-)
+_SUPPORTED = "BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K"
+SUPPORTED = frozenset((*FLOATS, *(Kind[name] for name in _SUPPORTED.split())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +32,10 @@ class GgufFile:
     path: Path
     values: Mapping[str, Value]
     tensors: Mapping[str, TensorEntry]
+
+    def fault(self, reason: str) -> CheckpointError:
+        """The error to raise for something in this file."""
+        return CheckpointError(f"{self.path}: {reason}")
 
     def number(self, key: str, default: int | None = None) -> int:
         """A whole number of at least 0; raises CheckpointError where it is absent or another."""
@@ -81,15 +71,15 @@ class GgufFile:
     def _value(self, key: str, default: Value | None) -> Value:
         value = self.values.get(key, default)
         if value is None:
-            raise CheckpointError(f"{self.path}: metadata key {key} is missing: convert it anew.")
+            raise self.fault(f"metadata key {key} is missing: convert it anew.")
         return value
 
     def read(self, name: str) -> Tensor:
         """The tensor `name`, dequantised to fp32."""
         entry = self.tensors[name]
         if entry.kind not in SUPPORTED:
-            raise CheckpointError(
-                f"{self.path}: tensor {name} is of type {entry.kind.name}, which is not supported: "
+            raise self.fault(
+                f"tensor {name} is of type {entry.kind.name}, which is not supported: "
                 f"use a file in {', '.join(sorted(kind.name for kind in SUPPORTED))}."
             )
         return dequantise(entry)
@@ -98,8 +88,8 @@ class GgufFile:
         """The vector `name` of whole numbers, int64."""
         entry = self.tensors[name]
         if entry.kind is not Kind.I64:
-            raise CheckpointError(
-                f"{self.path}: tensor {name} is of type {entry.kind.name} where I64 is needed: "
+            raise self.fault(
+                f"tensor {name} is of type {entry.kind.name} where I64 is needed: "
                 "convert it anew."
             )
         return torch.from_numpy(np.fromfile(entry.path, "<i8", entry.shape[0], offset=entry.start))

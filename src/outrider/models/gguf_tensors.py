@@ -4,12 +4,9 @@ llama.cpp's converter interleaves the halves of rotary heads (llama), adds one t
 norms, and reorders value heads for its broadcasting (qwen35); all of that is undone here.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,7 +15,7 @@ from outrider.errors import CheckpointError
 from outrider.models.config import AttentionConfig, DeltaConfig, ModelConfig
 from outrider.models.gguf_config import ROPE_DIVISORS
 from outrider.models.gguf_file import GgufFile
-from outrider.models.weights import refuse_unexplained
+from outrider.models.weights import TensorSource
 
 Restore = Callable[[Tensor], Tensor]
 
@@ -62,11 +59,13 @@ DELTA = {
 }
 
 
-class GgufTensors:
-    """The interface of `Checkpoint` over a GGUF file."""
+class GgufTensors(TensorSource):
+    """The tensors of a GGUF file."""
+
+    explains = "metadata"
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
-        self.folder = file.path
+        super().__init__(file.path)
         self._file = file
         _check_heads(file, config)
         self._stored = {
@@ -76,27 +75,14 @@ class GgufTensors:
         }
         known = {stored.name for stored in self._stored.values()} | {ROPE_DIVISORS}
         self._others = {_other(name, config) for name in file.tensors if name not in known}
-        self._taken: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Files are open only while a tensor is read."""
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._stored) | frozenset(self._others)
 
-    def count_parameters(self) -> int:
-        """Elements of all tensors, read from the heads."""
-        shapes = (entry.shape for entry in self._file.tensors.values())
-        return sum(math.prod(shape) for shape in shapes)
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self._file.tensors.items()}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor `name`, dequantised, in `dtype` and the layout of a Hugging Face folder."""
@@ -107,22 +93,13 @@ class GgufTensors:
         self._taken.add(name)
         return stored.restore(self._file.read(stored.name)).to(dtype)
 
-    def leave(self, names: Iterable[str]) -> None:
-        """Account for tensors that are deliberately not used."""
-        self._taken.update(names)
-
-    def finish(self) -> None:
-        """Raise if a tensor was neither taken nor left on purpose."""
-        unexplained = self.names - self._taken
-        refuse_unexplained(unexplained, origin=self.folder, explains="metadata")
-
 
 def _check_shape(file: GgufFile, name: str, wanted: tuple[int, ...]) -> None:
     """GGUF leaves out dimensions of one, as that of a convolution over each channel alone."""
     found = file.tensors[name].shape
     if [size for size in found if size != 1] != [size for size in wanted if size != 1]:
-        raise CheckpointError(
-            f"{file.path}: tensor {name} has shape {found}, but the metadata implies {wanted}."
+        raise file.fault(
+            f"tensor {name} has shape {found}, but the metadata implies {wanted}."
         )
 
 

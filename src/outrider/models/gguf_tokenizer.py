@@ -17,6 +17,8 @@ from outrider.models.chat import ChatTemplate
 from outrider.models.gguf_file import GgufFile
 from outrider.models.tokenizer import Tokenizer
 
+Merges = list[tuple[str, str]]
+
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -65,8 +67,8 @@ def read_gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """Rebuild a file's tokenizer; CheckpointError names the model or rule that is not known."""
     kind = file.text(f"{PREFIX}model")
     if kind not in BUILDERS:
-        raise CheckpointError(
-            f"{file.path}: {PREFIX}model {kind!r} is not supported; supported are "
+        raise file.fault(
+            f"{PREFIX}model {kind!r} is not supported; supported are "
             f"{', '.join(BUILDERS)}."
         )
     tokens = _tokens(file)
@@ -76,8 +78,8 @@ def read_gguf_tokenizer(file: GgufFile) -> Tokenizer:
     except CheckpointError:
         raise
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(
-            f"{file.path}: the tokenizer in its metadata contradicts itself ({error}): convert the "
+        raise file.fault(
+            f"the tokenizer in its metadata contradicts itself ({error}): convert the "
             "model anew."
         ) from None
     named = {name: _token(file, tokens, key) for name, key in NAMED.items()}
@@ -94,7 +96,7 @@ def read_gguf_tokenizer(file: GgufFile) -> Tokenizer:
 def _tokens(file: GgufFile) -> list[str]:
     tokens = file.texts(f"{PREFIX}tokens")
     if len(set(tokens)) != len(tokens):
-        raise CheckpointError(f"{file.path}: {PREFIX}tokens holds a token twice: convert it anew.")
+        raise file.fault(f"{PREFIX}tokens holds a token twice: convert it anew.")
     return tokens
 
 
@@ -111,8 +113,8 @@ def _check_length(
     file: GgufFile, key: str, values: Sequence[object], tokens: Sequence[str]
 ) -> None:
     if len(values) != len(tokens):
-        raise CheckpointError(
-            f"{file.path}: {key} has {len(values)} items for {len(tokens)} tokens: convert it anew."
+        raise file.fault(
+            f"{key} has {len(values)} items for {len(tokens)} tokens: convert it anew."
         )
 
 
@@ -121,8 +123,8 @@ def _token_id(file: GgufFile, tokens: Sequence[str], key: str) -> int | None:
     if name not in file.values:
         return None
     if (token_id := file.number(name)) >= len(tokens):
-        raise CheckpointError(
-            f"{file.path}: {name} = {token_id} is not among {len(tokens)} tokens: convert it anew."
+        raise file.fault(
+            f"{name} = {token_id} is not among {len(tokens)} tokens: convert it anew."
         )
     return token_id
 
@@ -150,13 +152,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Backend:
     """Byte-level BPE as GPT-2 introduced it, under the rule that the file names."""
     rule = _rule(file)
     merges = [_pair(file, merge) for merge in file.texts(f"{PREFIX}merges")]
-    backend = Backend(
-        models.BPE(
-            vocab={token: at for at, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=rule.whole_words_first,
-        )
-    )
+    backend = _pairs_of(tokens, merges, ignore_merges=rule.whole_words_first)
     splits: list[Any] = [
         pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rule.splits
     ]
@@ -172,8 +168,8 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Backend:
 def _rule(file: GgufFile) -> Rule:
     name = file.text(f"{PREFIX}pre")
     if name not in RULES:
-        raise CheckpointError(
-            f"{file.path}: {PREFIX}pre {name!r} is not supported; supported are {', '.join(RULES)}."
+        raise file.fault(
+            f"{PREFIX}pre {name!r} is not supported; supported are {', '.join(RULES)}."
         )
     return RULES[name]
 
@@ -181,42 +177,39 @@ def _rule(file: GgufFile) -> Rule:
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     if not left or not right or " " in right:
-        raise CheckpointError(
-            f"{file.path}: {PREFIX}merges holds {merge!r}, which is no pair: convert it anew."
+        raise file.fault(
+            f"{PREFIX}merges holds {merge!r}, which is no pair: convert it anew."
         )
     return left, right
 
 
 def _frame(backend: Backend, file: GgufFile, tokens: Sequence[str], *, add_bos: bool) -> None:
     """Have BOS and EOS put around a text where the file, or else its kind, says so."""
-    wanted = {"bos": add_bos, "eos": False}
-    for key in wanted:
-        if (name := f"{PREFIX}add_{key}_token") in file.values:
-            wanted[key] = bool(file.values[name])
-    ids = {key: _token_id(file, tokens, key) for key, on in wanted.items() if on}
-    known = {key: token_id for key, token_id in ids.items() if token_id is not None}
-    if not known:
-        return
-    names = {key: tokens[token_id] for key, token_id in known.items()}
-    pieces = [names[key] for key in ("bos",) if key in names]
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*pieces, "$A", *(names[key] for key in ("eos",) if key in names)],
-        special_tokens=[(names[key], token_id) for key, token_id in known.items()],
-    )
+    ids: dict[str, int] = {}
+    for key, wanted in (("bos", add_bos), ("eos", False)):
+        token_id = _token_id(file, tokens, key)
+        if file.values.get(f"{PREFIX}add_{key}_token", wanted) and token_id is not None:
+            ids[key] = token_id
+    if ids:
+        before, after = ([tokens[ids[key]]] if key in ids else [] for key in ("bos", "eos"))
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            special_tokens=[(tokens[token_id], token_id) for token_id in ids.values()],
+        )
+
+
+def _pairs_of(tokens: Sequence[str], merges: Merges, **options: Any) -> Backend:
+    """Byte-pair encoding with the file's ids."""
+    ids = {token: at for at, token in enumerate(tokens)}
+    return Backend(models.BPE(vocab=ids, merges=merges, **options))
 
 
 def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Backend:
     """SentencePiece BPE: spaces are a letter, unknown characters their bytes, scores an order."""
     unknown = _token(file, tokens, "unknown")
-    backend = Backend(
-        models.BPE(
-            vocab={token: at for at, token in enumerate(tokens)},
-            merges=_ordered_merges(file, tokens),
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    merges = _ordered_merges(file, tokens)
+    kind = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
+    backend = _pairs_of(tokens, merges, **kind)
     prefix = bool(file.values.get(f"{PREFIX}add_space_prefix", True))
     start = [normalizers.Prepend(SPACE)] if prefix else []
     backend.normalizer = normalizers.Sequence([*start, normalizers.Replace(" ", SPACE)])
@@ -228,7 +221,7 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Backend:
     return backend
 
 
-def _ordered_merges(file: GgufFile, tokens: Sequence[str]) -> list[tuple[str, str]]:
+def _ordered_merges(file: GgufFile, tokens: Sequence[str]) -> Merges:
     """Every way to make a token of two others, best score first."""
     key = f"{PREFIX}scores"
     scores = file.numbers(key)

@@ -1,6 +1,5 @@
 """A model by its path: a Hugging Face folder or a GGUF file, read through one interface."""
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from outrider.errors import CheckpointError
@@ -32,7 +31,7 @@ def model_config(path: Path) -> ModelConfig:
     return read_gguf_config(open_gguf(path)) if is_gguf(path) else read_config(path)
 
 
-def open_tensors(path: Path) -> tuple[ModelConfig, AbstractContextManager[TensorSource]]:
+def open_tensors(path: Path) -> tuple[ModelConfig, TensorSource]:
     """A model's configuration and its tensors, to be used as a context manager."""
     if not is_gguf(path):
         return read_config(path), Checkpoint(path)

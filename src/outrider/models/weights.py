@@ -1,8 +1,12 @@
 """Reading one layer's tensors under the names that its family uses."""
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,29 +14,55 @@ from torch import Tensor
 from outrider.errors import CheckpointError
 
 
-class TensorSource(Protocol):
-    """An open model file: tensors under their Hugging Face names, every one accounted for."""
+class TensorSource(ABC):
+    """An open model file, as a context manager: tensors under their Hugging Face names, each of
+    which is taken, left on purpose, or refused by `finish`.
+
+    folder: where they lie. explains: what says which of them there must be.
+    """
+
+    folder: Path
+    explains: str
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._taken: set[str] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
     @property
+    @abstractmethod
     def names(self) -> frozenset[str]: ...
 
-    def count_parameters(self) -> int: ...
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors by name, read from the heads of files."""
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
+    @abstractmethod
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor `name` in `dtype`; CheckpointError where it is missing or of another shape."""
 
-    def leave(self, names: Iterable[str]) -> None: ...
+    def count_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(map(math.prod, self.shapes.values()))
 
-    def finish(self) -> None: ...
+    def leave(self, names: Iterable[str]) -> None:
+        """Account for tensors that are deliberately not used."""
+        self._taken.update(names)
 
-
-def refuse_unexplained(names: Iterable[str], *, origin: object, explains: str) -> None:
-    """Raise where tensors of `origin` were neither taken nor left on purpose."""
-    rest = sorted(names)
-    if rest:
-        shown = ", ".join(rest[:4]) + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
-        raise CheckpointError(
-            f"{origin} holds tensors that its {explains} does not explain: {shown}."
-        )
+    def finish(self) -> None:
+        """Raise where tensors were neither taken nor left on purpose."""
+        if rest := sorted(self.names - self._taken):
+            shown = ", ".join(rest[:4]) + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
+            raise CheckpointError(
+                f"{self.folder} holds tensors that its {self.explains} does not explain: {shown}."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from outrider.draft.block.formats import CONFIDENCE, GGUF
 from outrider.models.gguf_config import dense_words
 from outrider.models.gguf_file import GgufFile
 from outrider.models.gguf_tensors import ATTENTION, LAYER, GgufTensors, Stored
+from outrider.models.weights import TensorSource
 
 ARCHITECTURE, OLDER = "dflash", "dspark"
 MAP = "d2t"
@@ -64,12 +65,13 @@ def words(file: GgufFile) -> dict[str, Any]:
 
 
 class BlockTensors(GgufTensors):
-    """The interface of `Checkpoint` over such a file."""
+    """The tensors of such a file."""
 
     def __init__(self, file: GgufFile) -> None:
-        self.folder, self._file = file.path, file
+        TensorSource.__init__(self, file.path)
+        self._file = file
         self._stored = {_named(name): Stored(name, torch.clone) for name in file.tensors}
-        self._others, self._taken = set(), set()
+        self._others = set()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
