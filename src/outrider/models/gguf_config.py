@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from outrider.errors import CheckpointError
 from outrider.models.config import ModelConfig
 from outrider.models.gguf_file import GgufFile
 from outrider.models.hf_config import parse_config
@@ -44,8 +43,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     if architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise file.fault(
-            f"general.architecture {architecture!r} is not supported; supported are "
-            f"{known}."
+            f"general.architecture {architecture!r} is not supported; supported are {known}."
         )
     _refuse(file, architecture)
     config = parse_config(FAMILIES[architecture](file, architecture), origin=str(file.path))
@@ -79,9 +77,7 @@ def dense_words(
         )
     width = file.number(key("attention.key_length"), hidden // heads)
     if file.number(key("attention.value_length"), width) != width:
-        raise file.fault(
-            f"keys of {width} and values of another width are not supported."
-        )
+        raise file.fault(f"keys of {width} and values of another width are not supported.")
     return {
         "model_type": architecture,
         "vocab_size": _vocab_size(file, architecture, vocabulary),
@@ -101,9 +97,7 @@ def dense_words(
 def _context(file: GgufFile, key: str) -> int:
     length = file.number(key)
     if not 1 <= length <= MOST_POSITIONS:
-        raise file.fault(
-            f"{key} = {length} is not from 1 to {MOST_POSITIONS}: convert it anew."
-        )
+        raise file.fault(f"{key} = {length} is not from 1 to {MOST_POSITIONS}: convert it anew.")
     return length
 
 
@@ -119,9 +113,7 @@ def _rope(file: GgufFile, architecture: str, width: int) -> dict[str, Any]:
     prefix = f"{architecture}.rope"
     rotated = file.number(f"{prefix}.dimension_count", width)
     if rotated > width or rotated % 2 or not rotated:
-        raise file.fault(
-            f"{prefix}.dimension_count = {rotated} does not fit heads of {width}."
-        )
+        raise file.fault(f"{prefix}.dimension_count = {rotated} does not fit heads of {width}.")
     words: dict[str, Any] = {
         "rope_theta": file.real(f"{prefix}.freq_base", 10000.0),
         "partial_rotary_factor": rotated / width,
@@ -147,7 +139,7 @@ def _llama(file: GgufFile, architecture: str) -> dict[str, Any]:
     words = dense_words(file, architecture)
     if words["rope_parameters"]["partial_rotary_factor"] != 1:
         raise file.fault(
-            f"llama.rope.dimension_count rotates a part of each head, which is not "
+            "llama.rope.dimension_count rotates a part of each head, which is not "
             "supported for this architecture."
         )
     return words | {"mlp_bias": "blk.0.ffn_gate.bias" in file.tensors}
@@ -158,8 +150,7 @@ def _qwen35(file: GgufFile, architecture: str) -> dict[str, Any]:
     heads, inner = file.number(f"{prefix}.time_step_rank"), file.number(f"{prefix}.inner_size")
     if not heads or inner % heads:
         raise file.fault(
-            f"{prefix}.inner_size {inner} is no multiple of {prefix}.time_step_rank "
-            f"{heads}."
+            f"{prefix}.inner_size {inner} is no multiple of {prefix}.time_step_rank {heads}."
         )
     return dense_words(file, architecture) | {
         "model_type": "qwen3_5_text",
@@ -200,7 +191,6 @@ def _divisors(file: GgufFile, config: ModelConfig) -> tuple[float, ...] | None:
     wanted = (config.attention.rope.width // 2,)
     if divisors.shape != wanted or not bool((divisors > 0).all() & divisors.isfinite().all()):
         raise file.fault(
-            f"tensor {ROPE_DIVISORS} must hold {wanted[0]} positive numbers: "
-            "fetch it again."
+            f"tensor {ROPE_DIVISORS} must hold {wanted[0]} positive numbers: fetch it again."
         )
     return tuple(torch.flatten(divisors).tolist())

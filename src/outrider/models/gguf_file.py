@@ -89,8 +89,7 @@ class GgufFile:
         entry = self.tensors[name]
         if entry.kind is not Kind.I64:
             raise self.fault(
-                f"tensor {name} is of type {entry.kind.name} where I64 is needed: "
-                "convert it anew."
+                f"tensor {name} is of type {entry.kind.name} where I64 is needed: convert it anew."
             )
         return torch.from_numpy(np.fromfile(entry.path, "<i8", entry.shape[0], offset=entry.start))
 

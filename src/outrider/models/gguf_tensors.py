@@ -98,9 +98,7 @@ def _check_shape(file: GgufFile, name: str, wanted: tuple[int, ...]) -> None:
     """GGUF leaves out dimensions of one, as that of a convolution over each channel alone."""
     found = file.tensors[name].shape
     if [size for size in found if size != 1] != [size for size in wanted if size != 1]:
-        raise file.fault(
-            f"tensor {name} has shape {found}, but the metadata implies {wanted}."
-        )
+        raise file.fault(f"tensor {name} has shape {found}, but the metadata implies {wanted}.")
 
 
 def _check_heads(file: GgufFile, config: ModelConfig) -> None:

@@ -68,8 +68,7 @@ def read_gguf_tokenizer(file: GgufFile) -> Tokenizer:
     kind = file.text(f"{PREFIX}model")
     if kind not in BUILDERS:
         raise file.fault(
-            f"{PREFIX}model {kind!r} is not supported; supported are "
-            f"{', '.join(BUILDERS)}."
+            f"{PREFIX}model {kind!r} is not supported; supported are {', '.join(BUILDERS)}."
         )
     tokens = _tokens(file)
     try:
@@ -79,8 +78,7 @@ def read_gguf_tokenizer(file: GgufFile) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare Exception
         raise file.fault(
-            f"the tokenizer in its metadata contradicts itself ({error}): convert the "
-            "model anew."
+            f"the tokenizer in its metadata contradicts itself ({error}): convert the model anew."
         ) from None
     named = {name: _token(file, tokens, key) for name, key in NAMED.items()}
     special = {name: token for name, token in named.items() if token is not None}
@@ -123,9 +121,7 @@ def _token_id(file: GgufFile, tokens: Sequence[str], key: str) -> int | None:
     if name not in file.values:
         return None
     if (token_id := file.number(name)) >= len(tokens):
-        raise file.fault(
-            f"{name} = {token_id} is not among {len(tokens)} tokens: convert it anew."
-        )
+        raise file.fault(f"{name} = {token_id} is not among {len(tokens)} tokens: convert it anew.")
     return token_id
 
 
@@ -177,9 +173,7 @@ def _rule(file: GgufFile) -> Rule:
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     if not left or not right or " " in right:
-        raise file.fault(
-            f"{PREFIX}merges holds {merge!r}, which is no pair: convert it anew."
-        )
+        raise file.fault(f"{PREFIX}merges holds {merge!r}, which is no pair: convert it anew.")
     return left, right
 
 
