@@ -200,13 +200,12 @@ def _round(cases: Sequence[Case]) -> Record:
     legs = [leg for case in cases for legs in case.brackets for leg in legs]
     spent = [(leg.ms, leg.counters) for leg in legs if leg.kind == SPECULATIVE and leg.counters]
     passes = max(sum(counters.windows_judged for _, counters in spent), 1)
-    draft = sum(counters.draft_ms for _, counters in spent) / passes
-    verify = sum(counters.verify_ms for _, counters in spent) / passes
-    rollback = sum(counters.rollback_ms for _, counters in spent) / passes
+    parts = {
+        name: sum(getattr(counters, f"{name}_ms") for _, counters in spent) / passes
+        for name in ("draft", "verify", "rollback")
+    }
     total = sum(ms for ms, _ in spent) / passes
-    cost = RoundCost(
-        draft=draft, verify=verify, rollback=rollback, host=total - draft - verify - rollback
-    )
+    cost = RoundCost(**parts, host=total - sum(parts.values()))
     plain = [leg for case in cases for leg in plain_legs(case)]
     step = sum(leg.ms for leg in plain) / max(sum(leg.timed for leg in plain), 1)
     return {**asdict(cost), "total": total, "plain_step": step}

@@ -3,18 +3,15 @@
 from outrider.bench.record import Record
 from outrider.bench.template import fill
 
+COPIED = ("schema", "verdict", "sentence", "method", "workload", "speedup")
+
 
 def summary(record: Record) -> Record:
     """The last line of `--json`: small enough to read, whole figures in the report."""
     model = record["model"]
     speeds = {row["name"]: row["value"] for row in record["speeds"]}
     return {
-        "schema": record["schema"],
-        "verdict": record["verdict"],
-        "sentence": record["sentence"],
-        "method": record["method"],
-        "workload": record["workload"],
-        "speedup": record["speedup"],
+        **{key: record[key] for key in COPIED},
         "tokens_per_second": speeds,
         "acceptance_rate": record["acceptance"]["rate"],
         "mean_acceptance_length": record["acceptance"]["mean_acceptance_length"],

@@ -13,17 +13,6 @@ Keep = Callable[[Draft], Draft | None]
 """From a draft to the part of it that is worth verifying, None for nothing of it."""
 
 
-def whole_budget(name: str, budget: int) -> int:
-    """Let every drafter use the whole budget."""
-    del name
-    return budget
-
-
-def whole_draft(draft: Draft) -> Draft | None:
-    """Take every draft as it is."""
-    return draft
-
-
 class ChainDrafter:
     """Asks drafters in order; each draft keeps the source that it came from.
 
@@ -33,7 +22,10 @@ class ChainDrafter:
     """
 
     def __init__(
-        self, *drafters: Drafter, limit: Limit = whole_budget, keep: Keep = whole_draft
+        self,
+        *drafters: Drafter,
+        limit: Limit = lambda name, budget: budget,
+        keep: Keep = lambda draft: draft,
     ) -> None:
         self._drafters, self._limit, self._keep = drafters, limit, keep
         for drafter in drafters:

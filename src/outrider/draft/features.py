@@ -4,12 +4,14 @@ They come with the commits; drafters that read them catch up when they are next 
 is bounded: a drafter that is never asked consumes a full backlog all the same.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outrider.core_types import Commit, Context
+from outrider.core_types import Commit, Context, Needs
+from outrider.draft.choice import Chooser
 from outrider.errors import StageError
 
 PASS_ROWS = 256
@@ -75,3 +77,31 @@ class Backlog:
         self._rows = [rest] if len(rest) else []
         del self.tokens[:count]
         self.start += count
+
+
+class TapDrafter(ABC):
+    """What drafters that read hidden states share; one window at a time, since true features come
+    with the verdict."""
+
+    def __init__(self, name: str, taps: tuple[int, ...], chooser: Chooser) -> None:
+        """`chooser` picks from logits over the target's vocabulary."""
+        self.name, self.needs = name, Needs(taps)
+        self._chooser, self._backlog = chooser, Backlog()
+
+    @torch.inference_mode()
+    def observe(self, commit: Commit) -> None:
+        """Keep the features; a full backlog is consumed at once."""
+        self._backlog.add(commit)
+        if self._backlog.full:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Consume every feature that has come."""
+        while self._backlog.tokens:
+            features, tokens = self._backlog.oldest()
+            self._consume(features, tokens)
+            self._backlog.drop(len(tokens))
+
+    @abstractmethod
+    def _consume(self, features: Tensor, tokens: Tensor) -> None:
+        """Run over true features [n, width], each with its next token [n]."""

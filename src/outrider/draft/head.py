@@ -8,23 +8,20 @@ true features have come.
 import torch
 from torch import Tensor
 
-from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.core_types import Context, Draft
 from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
-from outrider.draft.features import Backlog
+from outrider.draft.features import TapDrafter
 from outrider.models.head import Head
 
 
-class HeadDrafter:
-    """Drafts for one session; one window at a time, since true features come with the verdict."""
+class HeadDrafter(TapDrafter):
+    """Drafts for one session."""
 
     def __init__(self, head: Head, chooser: Chooser) -> None:
-        """`chooser` picks from logits over the target's vocabulary."""
-        self.name = head.name
-        self.needs = Needs(head.taps)
-        self._head, self._chooser = head, chooser
+        super().__init__(head.name, head.taps, chooser)
+        self._head = head
         self._state = head.new_state()
-        self._backlog = Backlog()
         self._newest: Tensor | None = None
 
     @torch.inference_mode()
@@ -37,13 +34,6 @@ class HeadDrafter:
         rows = self._head.layers.max_length - self._backlog.end + 1
         self._catch_up()
         return self._chain(len(context), min(budget, rows))
-
-    @torch.inference_mode()
-    def observe(self, commit: Commit) -> None:
-        """Keep the features; a full backlog is consumed at once."""
-        self._backlog.add(commit)
-        if self._backlog.full:
-            self._catch_up()
 
     def keep(self) -> Kept | None:
         """The state, and the features that it has not consumed."""
@@ -61,14 +51,11 @@ class HeadDrafter:
         self._state = self._head.new_state()
         self._newest = None
 
-    def _catch_up(self) -> None:
-        """Consume every true pair; the last output stays."""
-        while self._backlog.tokens:
-            self._state.settle(self._backlog.start)  # of a pass that failed, nothing stays
-            features, tokens = self._backlog.oldest()
-            outputs = self._head.run(self._head.read(features), tokens, self._state)
-            self._newest = outputs[-1:].clone()
-            self._backlog.drop(len(tokens))
+    def _consume(self, features: Tensor, tokens: Tensor) -> None:
+        """Run over true pairs; the last output stays."""
+        self._state.settle(self._backlog.start)  # of a pass that failed, nothing stays
+        outputs = self._head.run(self._head.read(features), tokens, self._state)
+        self._newest = outputs[-1:].clone()
 
     def _chain(self, position: int, count: int) -> Draft | None:
         assert self._newest is not None, "the first commit came before the first proposal"

@@ -4,6 +4,7 @@ The `gguf` library's own reader trusts them, and makes an array object per token
 takes the format's numbers from there. Nothing here reads a tensor's data.
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -225,14 +226,9 @@ def _place(cursor: _Cursor, raw: list[_Raw], start: int, align: int) -> dict[str
             raise CheckpointError(_wrong_span(cursor.path, entry.name, start + entry.offset, at))
         tensors[entry.name] = placed = _tensor(cursor, entry, at)
         at = _up(at + placed.num_bytes, align)
-    _check_end(cursor, at, align)
+    if cursor.size > at:  # less by padding behind the last tensor, which may be left out
+        raise CheckpointError(_wrong_span(cursor.path, "the end", cursor.size, at))
     return tensors
-
-
-def _check_end(cursor: _Cursor, end: int, align: int) -> None:
-    """The padding behind the last tensor may be left out."""
-    if cursor.size > end:
-        raise CheckpointError(_wrong_span(cursor.path, "the end", cursor.size, end))
 
 
 def _wrong_span(path: Path, name: str, found: int, expected: int) -> str:
@@ -246,10 +242,8 @@ def _wrong_span(path: Path, name: str, found: int, expected: int) -> str:
 def _tensor(cursor: _Cursor, raw: _Raw, start: int) -> TensorEntry:
     kind = _kind(cursor.path, raw)
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    rows, elements = raw.dimensions[0], 1
-    for size in raw.dimensions:
-        elements *= size
-    if rows % block or not elements:
+    elements = math.prod(raw.dimensions)
+    if raw.dimensions[0] % block or not elements:
         raise cursor.fail(f"tensor {raw.name!r} has shape {raw.dimensions}, no {kind.name} shape")
     num_bytes = elements // block * block_bytes
     if num_bytes > cursor.size - start:

@@ -86,13 +86,7 @@ def _qwen3_5(raw: Json) -> ModelConfig:
     """A whole Qwen3.5 folder (text and vision): its text part."""
     text = dict(raw["text_config"])
     text.setdefault("tie_word_embeddings", raw.get("tie_word_embeddings", False))
-    return _hybrid(
-        text, prefix="model.language_model.", skipped=("model.visual.",), interleaved=False
-    )
-
-
-def _qwen3_5_text(raw: Json) -> ModelConfig:
-    return _hybrid(raw, prefix="model.", skipped=(), interleaved=False)
+    return _hybrid(text, prefix="model.language_model.", skipped=("model.visual.",))
 
 
 def _qwen3_next(raw: Json) -> ModelConfig:
@@ -107,7 +101,7 @@ def _qwen3_next(raw: Json) -> ModelConfig:
             f"layer {sparse[0]} is a mixture of {raw['num_experts']} experts, which is not "
             "supported yet; use a dense model of the family."
         )
-    return _hybrid(raw, prefix="model.", skipped=(), interleaved=True)
+    return _hybrid(raw, interleaved=True)
 
 
 FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
@@ -116,7 +110,7 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_5": _qwen3_5,
-    "qwen3_5_text": _qwen3_5_text,
+    "qwen3_5_text": lambda raw: _hybrid(raw),
     "qwen3_next": _qwen3_next,
 }
 
@@ -126,7 +120,13 @@ def _dense(raw: Json, attention: AttentionConfig, *, mlp_bias: bool = False) -> 
     return ModelConfig(attention=attention, mlp_bias=mlp_bias, **_common(raw, kinds))
 
 
-def _hybrid(raw: Json, *, prefix: str, skipped: tuple[str, ...], interleaved: bool) -> ModelConfig:
+def _hybrid(
+    raw: Json,
+    *,
+    prefix: str = "model.",
+    skipped: tuple[str, ...] = (),
+    interleaved: bool = False,
+) -> ModelConfig:
     kinds = _hybrid_kinds(raw)
     bias = bool(raw.get("attention_bias", False))
     attention = _attention(

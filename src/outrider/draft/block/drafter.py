@@ -1,25 +1,23 @@
 """The block drafter of one session."""
 
 import torch
+from torch import Tensor
 
-from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.core_types import Context, Draft
 from outrider.draft.base import Kept
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext
 from outrider.draft.choice import Chooser, as_draft
-from outrider.draft.features import Backlog
+from outrider.draft.features import TapDrafter
 
 
-class BlockDrafter:
-    """Drafts a block in one pass; one window at a time, since true features come with verdicts."""
+class BlockDrafter(TapDrafter):
+    """Drafts a block in one pass."""
 
     def __init__(self, model: BlockModel, chooser: Chooser, min_confidence: float = 0.0) -> None:
-        """`chooser` picks from logits over the target's vocabulary."""
-        self.name: str = model.layout.lineage.value
-        self.needs = Needs(model.layout.taps)
-        self._model, self._chooser, self._least = model, chooser, min_confidence
+        super().__init__(model.layout.lineage.value, model.layout.taps, chooser)
+        self._model, self._least = model, min_confidence
         self._context = BlockContext(model.trunk)
-        self._backlog = Backlog()
 
     @torch.inference_mode()
     def propose(self, context: Context, budget: int) -> Draft | None:
@@ -36,13 +34,6 @@ class BlockDrafter:
         choices = self._model.draft(self._context, context.last, count, self._chooser, self._least)
         return as_draft(choices, self.name)
 
-    @torch.inference_mode()
-    def observe(self, commit: Commit) -> None:
-        """Keep the features; a full backlog is consumed at once."""
-        self._backlog.add(commit)
-        if self._backlog.full:
-            self._catch_up()
-
     def keep(self) -> Kept | None:
         """The context, and the features that are not in it."""
         size = self._context.storage.nbytes + self._backlog.nbytes()
@@ -58,10 +49,7 @@ class BlockDrafter:
         """Free the context."""
         self._context = BlockContext(self._model.trunk)
 
-    def _catch_up(self) -> None:
-        """Consume every feature; what lies beyond the drafter's length is of no use to it."""
-        while self._backlog.tokens:
-            features, tokens = self._backlog.oldest()
-            room = self._model.trunk.max_length - self._context.length
-            self._model.trunk.consume(features[:room], self._context)
-            self._backlog.drop(len(tokens))
+    def _consume(self, features: Tensor, tokens: Tensor) -> None:
+        """Add to the context; what lies beyond the drafter's length is of no use to it."""
+        room = self._model.trunk.max_length - self._context.length
+        self._model.trunk.consume(features[:room], self._context)

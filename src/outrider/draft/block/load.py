@@ -27,7 +27,7 @@ from outrider.draft.block.trunk import Trunk
 from outrider.errors import CheckpointError
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import ModelConfig
-from outrider.models.decoder import Decoder, DecoderLayer
+from outrider.models.decoder import Decoder
 from outrider.models.files import read_json, read_json_or_empty
 from outrider.models.gguf_file import open_gguf
 from outrider.models.load import build_layer
@@ -129,11 +129,10 @@ class _Parts:
 
     def build(self) -> BlockModel:
         ids = self._ids()
-        embedding = self._embedding()
         return BlockModel(
             config=self.config,
             trunk=self._trunk(),
-            embedding=embedding,
+            embedding=self._embedding(),
             head=self._head(ids),
             vocab_size=self.target.config.vocab_size,
             markov=self._markov(ids),
@@ -156,7 +155,7 @@ class _Parts:
         ]
         heads = [norm.expand(shape.kv_heads, -1) for norm in key_norms]
         return Trunk(
-            layers=tuple(self._layer(number) for number in layers),
+            layers=tuple(build_layer(config, n, 0, reader, self.kernels) for n in layers),
             views=self.config.views,
             read=self.kernels.make_linear(reader.matrix("fc", width, taps * width)),
             feature_norm=rms_norm(reader.norm("hidden_norm", width), config.norm_eps),
@@ -167,9 +166,6 @@ class _Parts:
             sin=sin.to(reader.device),
             dtype=reader.dtype,
         )
-
-    def _layer(self, number: int) -> DecoderLayer:
-        return build_layer(self.config.trunk, number, 0, self.reader, self.kernels)
 
     def _keep(self) -> Linear:
         """All layers' projections to keys, then all to values, for rows that no layer norms."""
@@ -243,16 +239,12 @@ class _Parts:
         layout, below = self.config.layout, self.reader.below("markov_head")
         if layout.markov is None:
             return None
-        vocab, rank, width = (
-            self.target.config.vocab_size,
-            layout.rank,
-            self.config.trunk.hidden_size,
-        )
-        mix = None
+        vocab, rank = self.target.config.vocab_size, layout.rank
+        width, mix = self.config.trunk.hidden_size, None
         if layout.markov != "vanilla":
-            name, out, inner = ("gate_proj", rank, width + rank)
+            name, out, inner = "gate_proj", rank, width + rank
             if layout.markov == "rnn":
-                name, out, inner = ("joint_proj", 3 * rank, 2 * rank + width)
+                name, out, inner = "joint_proj", 3 * rank, 2 * rank + width
             bias = below.vector(f"{name}.bias", out)
             mix = self.kernels.make_linear(below.matrix(name, out, inner), bias)
         rows = vocab if ids is None else len(ids)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from outrider.core_types import Commit, Context
+from outrider.core_types import Commit, Context, Needs
 from outrider.errors import StateError
 
 
@@ -58,10 +58,30 @@ class Generations(Generic[IndexT]):
         self.length += 1
 
 
-def check_observed(name: str, length: int, context: Context) -> None:
-    """Raise StateError unless the drafter `name` was told of exactly the committed tokens."""
-    if length != len(context.committed):
-        raise StateError(
-            f"the {name} drafter has seen {length} tokens of {len(context.committed)} committed "
-            f"ones; observe every commit before the next proposal."
-        )
+class LookupDrafter(Generic[IndexT]):
+    """What drafters over an index of committed tokens share."""
+
+    name = ""
+    needs = Needs()
+
+    def __init__(self, make: Callable[[int], IndexT], capacity: int) -> None:
+        """`make` and `capacity` as for `Generations`."""
+        self._make, self._capacity = make, capacity
+        self.close()
+
+    def observe(self, commit: Commit) -> None:
+        """Index the committed tokens, in order."""
+        self._index.extend(self.name, commit)
+
+    def close(self) -> None:
+        """Drop the index."""
+        self._index = Generations(self._make, self._capacity)
+
+    def _check(self, context: Context) -> None:
+        """Raise StateError unless the drafter was told of exactly the committed tokens."""
+        if self._index.length != len(context.committed):
+            raise StateError(
+                f"the {self.name} drafter has seen {self._index.length} tokens of "
+                f"{len(context.committed)} committed ones; observe every commit before the next "
+                "proposal."
+            )

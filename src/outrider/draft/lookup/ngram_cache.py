@@ -14,8 +14,8 @@ see `Generations`.
 
 from dataclasses import dataclass
 
-from outrider.core_types import Commit, Context, Draft, Needs
-from outrider.draft.lookup.generations import Generations, check_observed
+from outrider.core_types import Context, Draft
+from outrider.draft.lookup.generations import LookupDrafter
 from outrider.errors import ConfigError
 
 _TOKEN_BITS = 32
@@ -101,51 +101,35 @@ class NgramCounts:
         return found
 
 
-class NgramCacheDrafter:
+class NgramCacheDrafter(LookupDrafter[NgramCounts]):
     """Drafts the most frequent follower of the last tokens while it is trusted."""
 
     name = "ngram-cache"
-    needs = Needs()
 
     def __init__(self, settings: NgramSettings | None = None) -> None:
         self._settings = settings or NgramSettings()
-        self._counts = self._empty()
+        orders = len(self._settings.min_count)
+        super().__init__(lambda base: NgramCounts(orders), self._settings.capacity)
 
     def propose(self, context: Context, budget: int) -> Draft | None:
         """Return up to `budget` tokens, each a trusted follower of what stands before it."""
-        check_observed(self.name, self._counts.length, context)
+        self._check(context)
         recent = _last(context, len(self._settings.min_count))
-        tokens: list[int] = []
-        confidence: list[float] = []
-        while len(tokens) < budget:
-            trusted = self._trusted(recent)
-            if trusted is None:
-                break
-            tokens.append(trusted[0])
-            confidence.append(trusted[1])
+        found: list[tuple[int, float]] = []
+        while len(found) < budget and (trusted := self._trusted(recent)) is not None:
+            found.append(trusted)
             recent = [*recent[-3:], trusted[0]]
-        if not tokens:
+        if not found:
             return None
-        return Draft(tokens=tuple(tokens), source=self.name, confidence=tuple(confidence))
-
-    def observe(self, commit: Commit) -> None:
-        """Count the committed tokens, in order."""
-        self._counts.extend(self.name, commit)
-
-    def close(self) -> None:
-        """Drop the counts."""
-        self._counts = self._empty()
-
-    def _empty(self) -> Generations[NgramCounts]:
-        orders = len(self._settings.min_count)
-        return Generations(lambda base: NgramCounts(orders), self._settings.capacity)
+        tokens, confidence = zip(*found, strict=True)
+        return Draft(tokens=tokens, source=self.name, confidence=confidence)
 
     def _trusted(self, recent: list[int]) -> tuple[int, float] | None:
         """Return the follower of the longest context that can be trusted, and its share.
 
         The share counts one unseen case, so that a single sighting is not certainty.
         """
-        for order, token, count, total in self._counts.current.favourites(recent):
+        for order, token, count, total in self._index.current.favourites(recent):
             often = count >= self._settings.min_count[order]
             if often and count >= self._settings.min_share[order] * total:
                 return token, count / (total + 1)

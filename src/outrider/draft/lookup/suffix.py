@@ -18,9 +18,9 @@ It knows tokens only, no model.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.core_types import Context, Draft
 from outrider.draft.lookup.automaton import SuffixAutomaton
-from outrider.draft.lookup.generations import Generations, check_observed
+from outrider.draft.lookup.generations import LookupDrafter
 from outrider.errors import ConfigError
 
 
@@ -43,33 +43,24 @@ class SuffixSettings:
                 raise ConfigError(f"suffix drafter: {key} = {value} must be {least} or more.")
 
 
-class SuffixDrafter:
+class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
     """Continues the longest repeated suffix of one session."""
 
     name = "suffix"
-    needs = Needs()
 
     def __init__(self, settings: SuffixSettings | None = None) -> None:
         self._settings = settings or SuffixSettings()
-        self._index = Generations(SuffixAutomaton, self._settings.capacity)
+        super().__init__(SuffixAutomaton, self._settings.capacity)
 
     def propose(self, context: Context, budget: int) -> Draft | None:
         """Return what followed the longest match of `context`, shorter for short matches."""
-        check_observed(self.name, self._index.length, context)
+        self._check(context)
         matched, end = self._match(context.suffix)
         if matched < self._settings.min_match:
             return None
         longest = 1 + self._settings.growth * (matched - self._settings.min_match)
         tokens = _continuation(context, end + 1, min(budget, longest))
         return Draft(tokens=tokens, source=self.name)
-
-    def observe(self, commit: Commit) -> None:
-        """Index the committed tokens, in order."""
-        self._index.extend(self.name, commit)
-
-    def close(self) -> None:
-        """Drop the index."""
-        self._index = Generations(SuffixAutomaton, self._settings.capacity)
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, int]:
         """Return the length of the longest match and where its earlier occurrence ends."""
