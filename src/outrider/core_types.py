@@ -56,6 +56,11 @@ class Window:
         """Position after the last row."""
         return self.start + len(self.tokens)
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether its rows are final, and more than the one of a plain step."""
+        return len(self.tokens) > 1 and self.floor >= self.end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
@@ -74,7 +79,7 @@ class Reply:
     when it equals the reply of the row before it, whichever verifier picked the token.
     `taps`: tensor [rows, sum of tapped widths] of the hidden states asked for, or None.
     `verify_ms` is what the whole pass took, which ran `pass_rows` rows of `pass_sessions` sessions
-    (0: this window's alone).
+    (0: this window's alone) and `pass_prompts` rows of prompts.
     """
 
     session: int
@@ -86,6 +91,7 @@ class Reply:
     verify_ms: float = 0.0
     pass_rows: int = 0
     pass_sessions: int = 0
+    pass_prompts: int = 0
     rollback_ms: float = 0.0
     rollback: str | None = None
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from outrider.core_types import Draft
+from outrider.engine.company import Company
 from outrider.engine.controller import Controller, ControllerSettings, Costs
-from outrider.engine.curve import Curve
 from tests.engine.world import Source, World, changing, steady
 
 MOST = 12
@@ -241,9 +241,9 @@ def packed(sessions: int, verify: list[float], rate: float, rounds: int) -> tupl
     Returns tokens per cost against that of plain decoding, and the mean number of drafts, once
     what is granted for a first look at the start was spent.
     """
-    chance, curve = random.Random(2), Curve([0.0, *verify])
+    chance, company = random.Random(2), Company([0.0, *verify])
     costs = Costs(verify=verify, draft={"suffix": ()}, drafts=5)
-    controllers = [Controller(costs, verify=curve) for _ in range(sessions)]
+    controllers = [Controller(costs, company=company) for _ in range(sessions)]
     tokens = cost = drafts = 0.0
     for number in range(-WARM, rounds):
         if number == 0:
@@ -257,7 +257,7 @@ def packed(sessions: int, verify: list[float], rate: float, rounds: int) -> tupl
         for controller, verified in zip(controllers, kept, strict=True):
             hits = [chance.random() < rate for _ in range(verified)]
             accepted = hits.index(False) if False in hits else verified
-            controller.share(rows - 1 - verified, sessions)
+            controller.share(rows, sessions, 0)
             controller.timed(rows, verify[rows - 1], verified, 0.0)
             controller.learn("suffix" if verified else None, verified, accepted)
             tokens += 1 + accepted

@@ -6,8 +6,8 @@ from outrider.assemble.calibration import Paid, measure_costs
 from outrider.assemble.target import LoadedTarget
 from outrider.config.run import RunConfig
 from outrider.engine.budget import Budget, FixedBudget
+from outrider.engine.company import Company
 from outrider.engine.controller import Controller, Costs
-from outrider.engine.curve import Curve
 from outrider.engine.engine import WindowLimits
 from outrider.engine.link_budget import LinkBudget
 
@@ -20,8 +20,8 @@ ROUNDS_LENGTH = 16
 class LentController(Controller):
     """A controller that goes back to its pool when its session ends."""
 
-    def __init__(self, costs: Costs, pool: list["LentController"], verify: Curve) -> None:
-        super().__init__(costs, verify=verify)
+    def __init__(self, costs: Costs, pool: list["LentController"], company: Company) -> None:
+        super().__init__(costs, company=company)
         self._pool = pool
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ def budget_factory(
 
     With several windows in flight the drafts are as many as the windows hold; with one at a time,
     and no number asked for, a controller chooses. Sessions that follow each other share one, up to
-    `sequences` that run side by side have their own and share what passes cost.
+    `sequences` that run side by side have their own and are a `Company`.
     """
     speculative, stages = config.speculative, config.stages
     wanted = speculative.max_draft_tokens
@@ -68,6 +68,6 @@ def budget_factory(
     fits = target.decoder.max_length // ROUNDS_LENGTH
     rows = max(windows.width, min(windows.width * sequences, MOST_ROWS, fits))
     costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1, rows=rows)
-    verify = Curve([0.0, *costs.verify])
+    company = Company([0.0, *costs.verify])
     pool: list[LentController] = []
-    return lambda: pool.pop() if pool else LentController(costs, pool, verify)
+    return lambda: pool.pop() if pool else LentController(costs, pool, company)

@@ -25,8 +25,8 @@ class Budget(Protocol):
     def keep(self, draft: Draft) -> Draft | None:
         """The part of a draft that is worth verifying, None for nothing of it."""
 
-    def share(self, others: int, sessions: int) -> None:
-        """The pass ran `others` rows of other sessions, and `sessions` with this one."""
+    def share(self, rows: int, sessions: int, prompts: int) -> None:
+        """The pass decoded `sessions` in `rows` rows, beside `prompts` rows of prompts."""
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         """The whole pass had `rows` rows and took `verify_ms`; drafting `drafted` tokens for it
@@ -64,8 +64,8 @@ class FixedBudget:
     def keep(self, draft: Draft) -> Draft | None:
         return draft
 
-    def share(self, others: int, sessions: int) -> None:
-        del others, sessions
+    def share(self, rows: int, sessions: int, prompts: int) -> None:
+        del rows, sessions, prompts
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         del rows, verify_ms, drafted, draft_ms

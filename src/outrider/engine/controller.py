@@ -17,10 +17,11 @@ Pure: no clock, no chance, no torch. Knows costs, counts and confidences, never 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import count, islice, repeat
 
 from outrider.core_types import Draft
 from outrider.engine.acceptance import Acceptance
+from outrider.engine.company import Company
 from outrider.engine.curve import Curve
 
 CONFIDENCE_STEPS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
@@ -86,21 +87,21 @@ class Controller:
     """Chooses for one engine; sessions that follow each other share what it learned.
 
     A round is `limit` (or `choose`), then `keep` on what was drafted, `share`, `timed` and `learn`.
-    Among others, a session pays for what its drafts add to the pass, and its equal share of the
-    rest; the next pass is taken to be like the last one.
+    Among others, a row costs what the `company` says; who is alone is told nothing by it.
     """
 
     def __init__(
         self,
         costs: Costs,
         settings: ControllerSettings | None = None,
-        verify: Curve | None = None,
+        company: Company | None = None,
     ) -> None:
-        """`verify`, `costs.verify` behind a 0, is given where several share what they observe."""
+        """`company` is given where several share passes."""
         self._settings = settings or ControllerSettings()
         self._most = len(costs.verify) - 1 if costs.drafts is None else costs.drafts
-        self._verify = verify or Curve([0.0, *costs.verify])
-        self._others, self._sessions = 0, 1
+        self._company = company or Company([0.0, *costs.verify])
+        self._verify = self._company.verify
+        self._shared = (0, 1, 0)
         self._draft = {name: Curve([0.0, *costs.draft[name]]) for name in costs.draft}
         self._rates = Acceptance(self._settings.decay)
         self._tokens = self._cost = 0.0
@@ -140,9 +141,9 @@ class Controller:
     def answered(self, waited_ms: float, verify_ms: float) -> None:
         """Nothing waits but for the pass."""
 
-    def share(self, others: int, sessions: int) -> None:
-        """The pass ran `others` rows of other sessions, and `sessions` with this one."""
-        self._others, self._sessions = others, sessions
+    def share(self, rows: int, sessions: int, prompts: int) -> None:
+        """The pass decoded `sessions` in `rows` rows, beside `prompts` rows of prompts."""
+        self._shared = rows, sessions, prompts
 
     def timed(self, rows: int, verify_ms: float, drafted: int, draft_ms: float) -> None:
         """A pass of `rows` took `verify_ms`; what `keep` saw for it took `draft_ms` to draft.
@@ -150,9 +151,8 @@ class Controller:
         `drafted` may be what was left of that; what was paid for is the whole.
         """
         del drafted
-        told = self._sessions > 1 and self._verify.newest == (rows, verify_ms)
-        if not told:  # All sessions of a pass tell of it; it counts once.
-            self._verify.observe(rows, verify_ms)
+        _, sessions, prompts = self._shared
+        self._company.passed(id(self), rows - prompts, sessions, prompts, verify_ms)
         if self._offered is None or self._offered.source not in self._draft:
             return
         curve, paid = self._draft[self._offered.source], len(self._offered.tokens)
@@ -160,7 +160,11 @@ class Controller:
             curve.observe(paid, draft_ms)
         elif paid < len(curve):
             # A probe catches up after a long rest: paid for, but no measure of other rounds.
-            self._savings -= max(draft_ms - curve[paid], 0.0)
+            more = max(draft_ms - curve[paid], 0.0)
+            if self._alone:
+                self._savings -= more
+            else:
+                self._company.owe(more)
 
     def learn(self, source: str | None, verified: int, accepted: int) -> None:
         """A round was judged: of `verified` drafts the first `accepted` were kept."""
@@ -170,8 +174,10 @@ class Controller:
         if offered is not None:
             self._learn_rates(offered, verified, accepted)
             self._verified.setdefault(offered.source, Counter())[verified] += 1
-        self._account(offered, verified, accepted)
+        if self._alone:
+            self._account(offered, verified, accepted)
         self._rates.tick()
+        self._company.rates.tick()
         self.leave_round()
 
     def leave_round(self) -> None:
@@ -186,7 +192,7 @@ class Controller:
 
     def _ask(self, source: str) -> int:
         """How many drafts to ask for; none in rounds that look what a plain step costs by now."""
-        if self._sessions == 1 and self._verify.lacks(1):
+        if self._alone and self._verify.lacks(1):
             return 0
         return self._most if self._is_free(source) else self._length(source)
 
@@ -198,23 +204,28 @@ class Controller:
             return 1
         return length
 
-    def _promise(self, source: str) -> tuple[float, int]:
+    def _promise(self, source: str, rates: Iterable[float] = ()) -> tuple[float, int]:
         """What the best number of drafts of `source` gains, and that number."""
         curve = self._draft[source]
         most = min(self._most, len(curve) - 1)
         costs = (self._extra(drafts) + curve[drafts] for drafts in range(1, most + 1))
-        return self._best(self._by_place(source), costs)
+        return self._best(rates or self._by_place(source), costs)
 
     def _prefix(self, draft: Draft) -> int:
         """How many tokens of a draft to verify, now that it is there."""
         classes = _classes(draft)[: self._most]
-        costs = (self._extra(drafts) for drafts in range(1, len(classes) + 1))
-        gain, length = self._best(self._chained(classes), costs)
+        if self._alone:
+            costs = (self._extra(drafts) for drafts in range(1, len(classes) + 1))
+            gain, length = self._best(self._chained(classes), costs)
+        else:
+            paid = not self._is_free(draft.source)
+            gain, length = self._company.worth(self._chained(classes), paid=paid)
         if draft.source in self._probed:
             return max(length, 1)
         if length and gain < self._promise_behind(draft.source):
             return 0
-        if length == 0 and self._may_probe(draft.source, classes[0][0], self._extra(1)):
+        probed = length == 0 and self._alone
+        if probed and self._may_probe(draft.source, classes[0][0], self._extra(1)):
             return 1
         return length
 
@@ -240,40 +251,24 @@ class Controller:
                 best, length = gain, k
         return best, length
 
+    @property
+    def _alone(self) -> bool:
+        return self._company.sessions == 1
+
     def _extra(self, drafts: int) -> float:
-        """Cost of verifying `drafts` beyond that of a plain step.
-
-        At least what a row costs on average beyond a pass in which all decode plainly: where the
-        first draft of anyone costs more than another one, that would be paid by nobody.
-        """
-        drafts = min(drafts, self._most)
-        whole = self._pass(drafts + 1)
-        own, more = whole - self._pass(1), drafts + 1 + self._others - self._sessions
-        return own if more <= drafts else max(own, (whole - self._all_plain()) * drafts / more)
-
-    def _pass(self, rows: int) -> float:
-        """Cost of a pass with `rows` of this session; beyond what was measured, by the mean row."""
-        rows, most = rows + self._others, len(self._verify) - 1
-        if rows <= most:
-            return self._verify[rows]
-        slope = (self._verify[most] - self._verify[1]) / max(most - 1, 1)
-        return self._verify[most] + slope * (rows - most)
-
-    def _share(self) -> float:
-        """What the session pays of a pass in which it decodes plainly beside others as they are."""
-        return self._pass(1) / self._sessions
+        """Cost of verifying `drafts` beyond that of a plain step."""
+        if self._alone:
+            return self._verify[min(drafts, self._most) + 1] - self._verify[1]
+        return drafts * self._company.row
 
     def _plain(self) -> float:
-        """A plain step: the session's share of a pass in which all decode plainly. What the others
-        draft must not make time look cheap, or all would go on where none of them gains."""
-        return self._all_plain() / self._sessions
-
-    def _all_plain(self) -> float:
-        """Cost of a pass in which all sessions decode plainly."""
-        return self._verify[min(self._sessions, len(self._verify) - 1)]
+        """A plain step: among others, the share of a pass in which all decode plainly."""
+        return self._verify[1] if self._alone else self._company.plain
 
     def _speed(self) -> float:
-        """Long-run tokens per cost, plain decoding at least."""
+        """Long-run tokens per cost, plain decoding at least; of all together among others."""
+        if not self._alone:
+            return self._company.speed
         plain = 1.0 / self._plain()
         return max(plain, self._tokens / self._cost) if self._cost > 0.0 else plain
 
@@ -296,23 +291,31 @@ class Controller:
         chosen, rate = self._settings, None
         for key, prior in classes:
             if prior is None and rate is not None:
-                rate = self._rates.rate(key, rate, chosen.place_weight)
+                known, weight, least = rate, chosen.place_weight, 0.0
             else:
                 known = chosen.prior if prior is None else prior
-                rate = self._rates.rate(key, known, chosen.weight, chosen.least)
+                weight, least = chosen.weight, chosen.least
+            if not self._alone:
+                known = self._company.rates.rate(key, known, weight, least)
+                weight = chosen.place_weight
+            rate = self._rates.rate(key, known, weight, least)
             yield rate
 
     def _learn_rates(self, offered: Draft, verified: int, accepted: int) -> None:
         classes = _classes(offered)
         for place in range(min(accepted + 1, verified)):
-            self._rates.add(classes[place][0], place < accepted)
+            self._add(classes[place][0], place < accepted)
         # What was drafted and not verified brought nothing: by place it counts as wrong.
         for place in range(min(accepted + 1, len(offered.tokens))):
-            self._rates.add((offered.source, place), place < accepted)
+            self._add((offered.source, place), place < accepted)
+
+    def _add(self, key: Hashable, accepted: bool) -> None:
+        self._rates.add(key, accepted)
+        self._company.rates.add(key, accepted)
 
     def _account(self, offered: Draft | None, verified: int, accepted: int) -> None:
         """Keep the long-run speed, what is saved for probes and what a probe has brought."""
-        cost = self._share() + self._extra(verified) + self._paid(offered)
+        cost = self._plain() + self._extra(verified) + self._paid(offered)
         decay = self._settings.speed_decay
         self._tokens = self._tokens * decay + 1.0 + accepted
         self._cost = self._cost * decay + cost
@@ -332,7 +335,11 @@ class Controller:
         """Whether a class that does not pay is tried all the same in this round.
 
         A burst is paid for when it begins; one that may come rarely pays a multiple of its price.
+        Among others there is none, and nobody tries what could not pay if all of it were right.
         """
+        if not self._alone:
+            self._probed[source] = key
+            return self._promise(source, repeat(1.0))[1] > 0 and self._company.pay(extra)
         if key not in self._bursts:
             price = self._settings.burst * extra * self._rarity.get(key, 1.0)
             if self._savings <= price:

@@ -249,8 +249,8 @@ def absorb(session: Session, reply: Reply) -> int | None:
     counters.windows_voided += verdict.voided
     source = verdict.sources[0] if verdict.sources else None
     rows = max(reply.pass_rows, len(reply.tokens))
-    session.budget.share(rows - len(reply.tokens), max(reply.pass_sessions, 1))
-    session.budget.timed(rows, reply.verify_ms, *session.drafting)
+    session.budget.share(rows, max(reply.pass_sessions, 1), reply.pass_prompts)
+    session.budget.timed(rows + reply.pass_prompts, reply.verify_ms, *session.drafting)
     session.drafting = (0, 0.0)
     if session.opened_at:
         waited = (session.occupied_at - session.opened_at) * 1e3

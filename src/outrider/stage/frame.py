@@ -15,7 +15,7 @@ class Frame:
     hidden: tensor [rows, hidden] to start from; None before the first stage and where skipped.
     taps: tensor [rows, tapped widths so far]. picked: set by the last stage. Times in milliseconds
     are sums over the stages; `rollback` is the costliest kind that any of them needed. The pass of
-    the last stage had `pass_rows` rows of `pass_sessions` sessions.
+    the last stage decoded `pass_sessions` in `pass_rows` rows beside `pass_prompts` of prompts.
     """
 
     window: Window
@@ -26,6 +26,7 @@ class Frame:
     verify_ms: float = 0.0
     pass_rows: int = 0
     pass_sessions: int = 0
+    pass_prompts: int = 0
     rollback_ms: float = 0.0
     rollback: str | None = None
 
@@ -66,6 +67,7 @@ def to_reply(frame: Frame) -> Reply:
         verify_ms=frame.verify_ms,
         pass_rows=frame.pass_rows,
         pass_sessions=frame.pass_sessions,
+        pass_prompts=frame.pass_prompts,
         rollback_ms=frame.rollback_ms,
         rollback=frame.rollback,
     )

@@ -144,6 +144,7 @@ class Part:
         picked = self._pick(live, hidden) if self.is_tail else None
         elapsed = (time.perf_counter() - began) * 1e3
         sizes = [span.rows for span in spans]
+        decoded = [len(f.window.tokens) for _, f in live if not f.window.is_prompt]
         ahead = hidden.split(sizes) if picked is None else None
         tapped = taps.split(sizes) if taps is not None else None
         return [
@@ -153,8 +154,9 @@ class Part:
                 taps=_beside(frame.taps, tapped[index] if tapped and slot.taps else None),
                 picked=picked[index] if picked else None,
                 verify_ms=frame.verify_ms + elapsed,
-                pass_rows=sum(sizes),
-                pass_sessions=len(sizes),
+                pass_rows=sum(decoded),
+                pass_sessions=len(decoded),
+                pass_prompts=sum(sizes) - sum(decoded),
                 rollback_ms=frame.rollback_ms + back.ms,
                 rollback=_costlier(frame.rollback, back.kind),
             )

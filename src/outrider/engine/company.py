@@ -1,0 +1,171 @@
+"""What sessions that share passes learn together, and what a row of a draft must promise there.
+
+Of N sessions side by side each decodes one token in a plain pass. Running every row that drafters
+offer with a chance of at least p brings (N + the sum of these chances) / (cost of a pass of N rows
+and these) tokens per cost, if passes are like the last ones. The p that makes this greatest is the
+price of a row; where no p does better than passes in which nobody drafts, as they were measured,
+nobody does. That is the best that all get together: one session's drafts are never paid by others,
+and what only pays where many draft is found as well. Pure: no clock, no chance, no torch.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+from outrider.engine.acceptance import Acceptance
+from outrider.engine.curve import Curve
+
+STEPS = 20
+"""Chances are told apart in steps of one in so many."""
+NOBODY = 2.0
+"""A price that no row is worth."""
+FADE = 0.9
+"""What the offers of earlier passes count for beside those of the last one."""
+UNLIKELY = 0.25
+"""Rows of a smaller chance are not looked at, unless the price is less than twice it."""
+LEAST = 0.02
+"""The lowest price of a row."""
+MARGIN = 0.02
+"""What drafting must gain to be worth it."""
+PROBE_SHARE = 0.01
+RAREST = 16.0
+LOOK = 128
+"""Passes between two in which nobody drafts, to see what these cost by now."""
+MEMORY = 0.998
+
+
+class Company:
+    """Shared by the controllers of all sessions; `sessions` decoded in the last pass."""
+
+    def __init__(self, verify: Sequence[float]) -> None:
+        """`verify[n]` is the cost of a pass of n rows of one session, from 0 rows on."""
+        self.verify = Curve(verify)
+        self.rates = Acceptance(MEMORY)
+        self.sessions = 1
+        self.price, self.speed = NOBODY, 1.0 / verify[1]
+        """The chance that a row must have in the next pass; tokens per cost of all together."""
+        self._mixed, self._plain = Curve(verify), Curve(verify)  # of several, by rows or sessions
+        self._told: set[int] = set()
+        self._newest = (0, 0.0)
+        self._offered = [[0.0] * STEPS, [0.0] * STEPS]  # rows, and their chances together
+        self._weight = 0.0
+        self._passes = 0
+        self._open = self._probing = False
+        self._rarity = 1.0
+        self._saved = self._saved_to_draft = 0.0
+
+    def worth(self, rates: Iterable[float], *, paid: bool = False) -> tuple[float, int]:
+        """What is gained by the rows that are worth running of a draft, and how many these are.
+
+        rates: of its tokens, the chance to be right if all before are. One that was `paid` for is
+        not dropped because others have none.
+        """
+        price = self.fair_price if paid else self.price
+        floor = min(UNLIKELY, price / 2)
+        counts, sums = self._offered
+        chance, gain, length = 1.0, 0.0, 0
+        for place, rate in enumerate(rates, 1):
+            chance *= rate
+            if chance < floor:
+                break
+            step = min(int(chance * STEPS), STEPS - 1)
+            counts[step] += 1.0
+            sums[step] += chance
+            if chance >= price:
+                gain, length = gain + chance - price, place
+        return (gain, length) if length or not self._probing else (0.0, 1)
+
+    def passed(self, who: int, rows: int, sessions: int, prompts: int, cost: float) -> None:
+        """Session `who` tells of a pass of `sessions` with `rows` rows, beside `prompts` more of
+        prompts; all tell, and it counts once. Prompts' rows cost less, so such passes say nothing.
+        """
+        if sessions > 1 and who not in self._told and self._newest == (rows, cost):
+            self._told.add(who)
+            return
+        self._told, self._newest, self.sessions = {who}, (rows, cost), sessions
+        if sessions == 1:
+            if not prompts:
+                self.verify.observe(rows, cost)
+            return
+        self._saved += PROBE_SHARE * cost
+        self._saved_to_draft += PROBE_SHARE * cost
+        if not prompts:
+            self._passes += 1
+            self._mixed.observe(rows, cost)
+            if rows == sessions:
+                self._plain.observe(sessions, cost)
+        self._plan()
+        if not prompts and (self._passes % LOOK == 0 or self._plain.lacks(sessions)):
+            self.price, self._probing = NOBODY, False
+
+    @property
+    def plain(self) -> float:
+        """A session's share of a pass in which nobody drafts."""
+        return self._at(self._plain, self.sessions) / self.sessions
+
+    @property
+    def fair_price(self) -> float:
+        """The price of a row, or what it would be if all drafted one."""
+        return self.speed * self.row if self.price == NOBODY else self.price
+
+    @property
+    def row(self) -> float:
+        """What a draft's row costs."""
+        if self.price < NOBODY:
+            return self.price / self.speed
+        n = self.sessions
+        return max(self._at(self._mixed, 2 * n) - self._at(self._plain, n), 0.0) / n
+
+    def pay(self, cost: float) -> bool:
+        """Whether a session may draft for `cost` to see whether that pays."""
+        if self._saved_to_draft < cost:
+            return False
+        self._saved_to_draft -= cost
+        return True
+
+    def owe(self, cost: float) -> None:
+        """What was paid for cost more."""
+        self._saved_to_draft -= cost
+
+    def _plan(self) -> None:
+        """Set the price for the next pass; now and then, have one look at what is not chosen."""
+        self._weight += 1.0
+        self.price, self.speed = self._best()
+        if self.price < NOBODY and not self._open:
+            self._rarity = 1.0
+        self._open = self.price < NOBODY
+        self._probing = self._may_probe()
+        self._weight = FADE * self._weight
+        self._offered = [[FADE * value for value in values] for values in self._offered]
+
+    def _best(self) -> tuple[float, float]:
+        """The price that gives the greatest speed, and that."""
+        count = tokens = float(self.sessions)
+        share = 1.0 / self._weight
+        best = plain = tokens / self._at(self._plain, self.sessions)
+        price = NOBODY
+        for step in reversed(range(STEPS)):
+            if not self._offered[0][step]:
+                continue
+            count += share * self._offered[0][step]
+            tokens += share * self._offered[1][step]
+            speed = tokens / self._at(self._mixed, ceil(count))
+            if speed > max(best, (1.0 + MARGIN) * plain):
+                best, price = speed, max(step / STEPS, LEAST)
+        return price, best
+
+    def _may_probe(self) -> bool:
+        """Whether all run one row at least in the next pass, since enough was saved for it."""
+        price = self._rarity * self.row * self.sessions
+        if self._saved <= price:
+            return False
+        self._saved -= price
+        self._rarity = min(2.0 * self._rarity, RAREST)
+        return True
+
+    @staticmethod
+    def _at(curve: Curve, count: int) -> float:
+        """Cost of `count`; beyond what was measured, by the mean row."""
+        most = len(curve) - 1
+        if count <= most:
+            return curve[count]
+        return curve[most] + (curve[most] - curve[1]) / max(most - 1, 1) * (count - most)

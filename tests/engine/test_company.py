@@ -1,0 +1,150 @@
+"""Sessions that share passes: which rows are worth running together, learned by all of them."""
+
+import random
+
+from outrider.core_types import Draft
+from outrider.engine.company import LOOK, NOBODY, Company
+from outrider.engine.controller import Controller, Costs
+
+MOST = 8
+
+
+class Side:
+    """Sessions whose free drafts have a chance of their own at every place, in one pass each round;
+    a pass of n rows costs `cost(n)`, and `prompts` rows of prompts beside them nothing."""
+
+    def __init__(self, rates: list[float], cost, prompts: int = 0) -> None:
+        self.rates, self.cost, self.prompts = rates, cost, prompts
+        verify = [cost(rows) for rows in range(1, 129)]
+        self.company = Company([0.0, *verify])
+        costs = Costs(verify=verify, draft={"suffix": ()}, drafts=MOST)
+        self.sessions = [Controller(costs, company=self.company) for _ in rates]
+        self.chance = random.Random(5)
+        self.kept: list[list[int]] = []
+        self.tokens = self.spent = 0.0
+
+    def round(self) -> None:
+        count, kept = len(self.rates), []
+        for session in self.sessions:
+            asked = session.limit("suffix", MOST)
+            draft = Draft(tokens=(0,) * asked, source="suffix")
+            found = session.keep(draft) if asked else None
+            kept.append(len(found.tokens) if found else 0)
+        rows = sum(kept) + count
+        for session, rate, verified in zip(self.sessions, self.rates, kept, strict=True):
+            accepted = 0
+            while accepted < verified and self.chance.random() < rate:
+                accepted += 1
+            session.share(rows, count, self.prompts)
+            session.timed(rows + self.prompts, self.cost(rows), verified, 0.0)
+            session.learn("suffix" if verified else None, verified, accepted)
+            self.tokens += 1 + accepted
+        self.spent += self.cost(rows)
+        self.kept.append(kept)
+
+    def run(self, rounds: int, skip: int = 0) -> float:
+        """Tokens per cost against plain decoding, of the rounds behind the first `skip`."""
+        for _ in range(skip):
+            self.round()
+        self.tokens = self.spent = 0.0
+        self.kept.clear()
+        for _ in range(rounds):
+            self.round()
+        return self.tokens / self.spent * self.cost(len(self.rates)) / len(self.rates)
+
+
+def dear(rows: int) -> float:
+    """Passes as those of the demo target: a row beyond the sessions' own costs half a token."""
+    return 6.0 + 0.48 * rows
+
+
+def test_who_drafts_well_drafts_and_who_does_not_rests() -> None:
+    side = Side([0.95] * 8 + [0.1] * 8, dear)
+    assert side.run(300, skip=60) > 1.24, "1.29 could be had"
+    means = [sum(kept[place] for kept in side.kept) / 300 for place in range(16)]
+    assert min(means[:8]) > 3.0
+    assert max(means[8:]) < 0.5
+
+
+def test_where_nobody_is_right_all_together_lose_next_to_nothing() -> None:
+    side = Side([0.05] * 16, dear)
+    assert side.run(600) > 0.975, "the first looks included"
+    assert sum(map(sum, side.kept[100:])) > 0, "probes go on"
+
+
+def test_all_come_back_when_drafts_become_right() -> None:
+    side = Side([0.02] * 16, dear)
+    side.run(200)
+    side.rates = [0.95] * 16
+    assert side.run(200, skip=400) > 1.3
+
+
+def test_a_new_session_begins_with_what_the_others_know() -> None:
+    side = Side([0.05] * 15, dear)
+    side.run(100)
+    costs = Costs(verify=[dear(rows) for rows in range(1, 129)], draft={"suffix": ()}, drafts=MOST)
+    alone = Controller(costs)
+    assert alone.keep(Draft(tokens=(0,) * MOST, source="suffix")) is not None
+    newcomer = Controller(costs, company=side.company)
+    drafts = [newcomer.keep(Draft(tokens=(0,) * MOST, source="suffix")) for _ in range(3)]
+    assert drafts == [None] * 3
+
+
+def test_a_pass_counts_once_however_many_tell_of_it() -> None:
+    company = Company([0.0, *[1.0] * 32])
+    for _ in range(4):
+        for who in range(3):
+            company.passed(who, 3, 3, 0, 5.0)
+    assert company._passes == 4
+    assert company.plain * 3 == 5.0
+
+
+def test_passes_with_prompts_say_nothing_of_costs_but_may_draft() -> None:
+    company = Company([0.0, *[6.0 + 0.1 * rows for rows in range(32)]])
+    for _ in range(40):
+        for who in range(4):
+            company.worth([0.9, 0.9])
+            company.passed(who, 12, 4, 64, 500.0)
+    assert company.plain * 4 == 6.3
+    assert company.price < NOBODY
+    assert company.sessions == 4
+
+
+def test_now_and_then_nobody_drafts_so_that_plain_passes_are_known() -> None:
+    side = Side([0.9] * 8, dear)
+    side.run(2 * LOOK, skip=20)
+    plain = sum(not any(kept) for kept in side.kept)
+    assert 2 <= plain <= 4
+
+
+def test_plain_passes_that_became_dearer_make_drafts_pay() -> None:
+    """A row costs four plain steps at first, then next to nothing."""
+    side = Side([0.6] * 8, lambda rows: 1.0 + 0.5 * rows)
+    side.run(80)
+    assert side.company.price == NOBODY
+    side.cost = lambda rows: 20.0 + 0.1 * rows
+    side.run(50, skip=350)
+    assert sum(map(sum, side.kept)) > 40 * 8
+
+
+def paid(cost: float) -> int:
+    """What 8 sessions asked a drafter for, whose drafts cost and are all right."""
+    verify = [dear(rows) for rows in range(1, 129)]
+    company, asked = Company([0.0, *verify]), 0
+    costs = Costs(verify=verify, draft={"draft": [cost * n for n in range(1, 5)]}, drafts=4)
+    sessions = [Controller(costs, company=company) for _ in range(8)]
+    for number in range(200):
+        drafts = [session.choose() for session in sessions]
+        asked += sum(drafts) if number else 0  # Before the first pass each takes itself for alone.
+        for session, count in zip(sessions, drafts, strict=True):
+            if count:
+                session.keep(Draft(tokens=(0,) * count, source="draft"))
+            session.share(8 + sum(drafts), 8, 0)
+            session.timed(8 + sum(drafts), dear(8 + sum(drafts)), count, cost * count)
+            session.learn("draft" if count else None, count, count)
+    return asked
+
+
+def test_a_drafter_that_cannot_pay_beside_others_is_not_even_tried() -> None:
+    assert paid(5.0) == 0
+    assert paid(0.1) > 199 * 8
