@@ -1,14 +1,24 @@
 """Whole runs in a scripted world, where every figure can be worked out by hand."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from outrider.bench import record, summary
+from outrider.bench.calibration import calibrate
+from outrider.bench.replay import Passage
 from outrider.bench.run import Settings, measure
 from outrider.errors import ConfigError
-from tests.bench.world import ScriptedDrafter, ScriptedStage, make_engine, make_workload, text
+from tests.bench.world import (
+    PROMPT,
+    ScriptedDrafter,
+    ScriptedStage,
+    make_engine,
+    make_workload,
+    text,
+)
 
 SETTINGS = Settings(
     prompts=3, tokens=31, repeats=2, calibration_prompts=2, calibration_repeats=2, walk_rounds=40
@@ -56,11 +66,22 @@ def test_a_drafter_that_reads_the_prompt_first_is_predicted(world):
     assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
 
 
-def test_a_drafter_that_the_target_evicts_from_the_caches_is_timed_cold(world):
-    world.cold = 5.0
+def test_what_target_and_drafter_evict_from_the_caches_is_timed_cold(world):
+    world.cold = 3.0
     found = report(run(world, wrong=1))
-    assert found["round"]["draft"] == pytest.approx(5.2, abs=0.01)
+    assert found["round"]["draft"] == pytest.approx(3.2, abs=0.01)
+    assert found["round"]["verify"] == pytest.approx(13.4, abs=0.1)
     assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
+
+
+def test_passes_that_enter_a_chunk_count_in_their_share(world):
+    world.entry = 6.0
+    stage, drafting = ScriptedStage(world), lambda passage: nullcontext(lambda: None)
+    passage = Passage(prompt=PROMPT, output=tuple(map(text, range(12, 43))))
+    readings = calibrate(stage, [passage, passage], [1, 2, 5, 9], 12, 0, drafting)
+    assert readings.step_ms == pytest.approx(10 + 6 / 32, abs=0.1)
+    for rows, ms in readings.verify_curve.points.items():
+        assert ms == pytest.approx(10 + 0.1 * (rows - 1) + 6 * rows / 32, abs=0.4)
 
 
 def test_a_machine_that_slows_down_after_the_legs_is_predicted(world):

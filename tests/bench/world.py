@@ -23,19 +23,21 @@ def text(place: int) -> int:
 
 @dataclass
 class World:
-    """Prices in ms; `cold` is what drafting takes more behind a pass of the target; `drift`
-    multiplies every price after each leg-sized stretch of passes."""
+    """Prices in ms; `cold` is what drafting takes more behind a pass of the target, and a pass
+    behind drafting; `entry` what a pass takes more that begins a chunk of 32; `drift` multiplies
+    every price after each leg-sized stretch of passes."""
 
     row: float = 0.1
     step: float = 10.0
     draft: float = 0.2
     cold: float = 0.0
+    entry: float = 0.0
     opening: float = 0.0
     back: float = 0.3
     drift_per_pass: float = 0.0
     now: float = 0.0
     passes: int = 0
-    warm: bool = False
+    drafted: bool | None = None
     slept: list = field(default_factory=list)
 
     def spend(self, ms: float) -> float:
@@ -46,18 +48,19 @@ class World:
     def clock(self) -> float:
         return self.now
 
-    def run_draft(self) -> float:
-        cold, self.warm = 0.0 if self.warm else self.cold, True
-        return self.spend(self.draft + cold)
+    def run_draft(self) -> None:
+        cold, self.drafted = self.cold * (self.drafted is False), True
+        self.spend(self.draft + cold)
 
     @property
     def tools(self) -> Tools:
         return Tools(clock=self.clock, sleep=self.slept.append, progress=lambda *_: None)
 
-    def run_pass(self, rows: int) -> float:
+    def run_pass(self, start: int, rows: int) -> float:
         self.passes += 1
-        self.warm = False
-        return self.spend(self.step + self.row * (rows - 1))
+        cold, self.drafted = self.cold * (self.drafted is True), False
+        entry = self.entry * (-start % 32 < rows)
+        return self.spend(self.step + self.row * (rows - 1) + cold + entry)
 
 
 class ScriptedStage:
@@ -102,7 +105,7 @@ class ScriptedStage:
         assert window.start <= length
         back = self.world.spend(self.world.back) if window.start < length else 0.0
         rows = len(window.tokens)
-        ms = self.world.run_pass(rows)
+        ms = self.world.run_pass(window.start, rows)
         self.lengths[window.session] = window.end
         wanted = range(window.end - window.wanted + 1, window.end + 1)
         return Reply(

@@ -1,24 +1,25 @@
 """What passes cost at a context: V(n), a plain step and a rollback, measured in turn.
 
 Windows are given to the stage directly. Of two sessions at the same context one steps along as
-plain decoding does; the other runs n rows from there, goes back to some of them for another window
-and then back to the first. So every kind of pass meets the same numbers of keys, the same places on
-the grid that recurrent states are kept on, and the same moods of the machine.
+plain decoding does; the other runs n rows, goes back to some of them for another window and then
+back to the first, at contexts spread over the grid that recurrent states are kept on: a pass that
+enters a new chunk of it is dearer, and wide ones do so more often. Means hold such passes in their
+share, and every pass is set against the plain step just before it, in the same mood of the machine.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from statistics import median
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
 
 from outrider.bench.costs import Curve
 from outrider.bench.leg import GREEDY
-from outrider.bench.replay import Passage
+from outrider.bench.replay import Passage, RunPass
 from outrider.core_types import Reply, Window
 from outrider.errors import StageError
 from outrider.stage.base import Stage
@@ -26,8 +27,13 @@ from outrider.stage.base import Stage
 STEPPING, VERIFYING, READING = -11, -12, -13
 """Sessions of the calibration; an engine's own are counted from 0."""
 PREFILL_ROWS = 256
-MOST_STEPS = 32
-"""Steps before both sessions return to where they began."""
+SPAN = 64
+"""Places that contexts are spread over, a multiple of the grid; and steps before a session returns
+to where it began."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, fill any number of places evenly."""
+OUTLIER = 1.5
+"""A pass that takes more than so many times the median was interrupted, and counts as that much."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,13 +48,13 @@ class Readings:
 
     @property
     def step_ms(self) -> float:
-        return median(self.step)
+        return _mean(self.step)
 
     @property
     def verify_curve(self) -> Curve:
         """Passes in steps as they were beside them: both move with the machine's pace."""
         pairs = {n: zip(times, self.before[n], strict=True) for n, times in self.verify.items()}
-        shares = {n: median(wide / step for wide, step in found) for n, found in pairs.items()}
+        shares = {n: _mean([wide / step for wide, step in found]) for n, found in pairs.items()}
         return Curve({rows: share * self.step_ms for rows, share in shares.items()})
 
     @property
@@ -56,22 +62,61 @@ class Readings:
         return Curve({kept: median(times) for kept, times in self.rollback.items()})
 
 
+def _mean(times: Sequence[float]) -> float:
+    most = OUTLIER * median(times)
+    return fmean(min(one, most) for one in times)
+
+
 def calibrate(
-    stage: Stage, passages: Sequence[Passage], rows: Sequence[int], repeats: int, seed: int
+    stage: Stage,
+    passages: Sequence[Passage],
+    rows: Sequence[int],
+    repeats: int,
+    seed: int,
+    drafting: Callable[[Passage], AbstractContextManager[Callable[[], object]]],
 ) -> Readings:
-    """Measure passes of each number of `rows` in the middle of each passage's output."""
+    """Measure passes of each number of `rows` about the middle of each passage's output.
+
+    Each but plain steps is behind what `drafting` gives to call for a passage, a proposal: it
+    evicts the target's weights from the processor's caches.
+    """
     readings, rng = Readings(), random.Random(seed)
-    for passage in passages:
-        with_output = [*passage.prompt, *passage.output]
-        context = len(passage.prompt) + len(passage.output) // 2
-        place = _Place(stage, with_output, min(context, stage.max_length - max(rows) - MOST_STEPS))
-        try:
-            for _ in range(repeats):
+    for number, passage in enumerate(passages):
+        middle = len(passage.prompt) + len(passage.output) // 2
+        origin = max(min(middle, stage.max_length - max(rows) - SPAN), 1)
+        places = sorted(
+            origin + int((repeat * len(passages) + number) * GOLDEN % 1 * SPAN)
+            for repeat in range(repeats)
+        )
+        stepping = _Place(stage, STEPPING, passage, origin)
+        verifying = _Place(stage, VERIFYING, passage, origin)
+        with drafting(passage) as draft:
+            for place in places:
+                verifying.move_to(place)
                 for n in rng.sample(list(rows), len(rows)):
-                    place.measure(n, rng.randint(1, n), readings)
-        finally:
-            place.close()
+                    _measure(stepping, verifying, draft, n, rng.randint(1, n), readings)
+        stepping.close()
+        verifying.close()
     return readings
+
+
+def _measure(
+    stepping: "_Place",
+    verifying: "_Place",
+    draft: Callable[[], object],
+    rows: int,
+    kept: int,
+    into: Readings,
+) -> None:
+    """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
+    step = stepping.walk(1)
+    into.step.append(step)
+    into.before.setdefault(rows, []).append(step)
+    if rows > 1:
+        draft()
+    into.verify.setdefault(rows, []).append(verifying.look(0, rows).verify_ms)
+    if kept < rows:
+        into.rollback.setdefault(kept, []).append(verifying.look(kept, 1).rollback_ms)
 
 
 def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tensor:
@@ -92,87 +137,70 @@ def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tenso
 
 
 @contextmanager
-def passes_beside(stage: Stage, passage: Passage) -> Iterator[Callable[[], float]]:
-    """What runs a plain step behind a passage's prompt, the same one each time; returns its ms."""
-    place = _Place(stage, [*passage.prompt, *passage.output], len(passage.prompt))
+def passes_beside(stage: Stage, passage: Passage, verify: Curve) -> Iterator[RunPass]:
+    """What runs passes behind a passage's prompt, and sets each against its usual ms."""
+    origin = max(min(len(passage.prompt), stage.max_length - SPAN - max(verify.points)), 1)
+    place = _Place(stage, STEPPING, passage, origin)
     try:
-        yield place.repeat_step
+        yield lambda rows: place.walk(rows) / verify.at(rows)
     finally:
         place.close()
 
 
 class _Place:
-    """Two sessions of one stage at one context, which moves on by a token with each measurement."""
+    """A session of a stage somewhere behind `origin`, on a passage's text."""
 
-    def __init__(self, stage: Stage, tokens: Sequence[int], origin: int) -> None:
-        self._stage = stage
-        self._tokens = tokens
-        self._origin = self._context = max(origin, 1)
+    def __init__(self, stage: Stage, session: int, passage: Passage, origin: int) -> None:
+        self._stage, self._session, self._origin = stage, session, origin
+        self._tokens = [*passage.prompt, *passage.output]
         self._ids: Iterator[int] = count()
         self._open()
 
     def _open(self) -> None:
-        """Begin both sessions at the origin."""
-        self._context = self._origin
-        for session in (STEPPING, VERIFYING):
-            self._stage.open(session, GREEDY, self._context)
-            for start in range(0, self._context, PREFILL_ROWS):
-                end = min(start + PREFILL_ROWS, self._context)
-                self._run(session, start, self._slice(start, end - start), floor=end, wanted=0)
+        self._context = 0
+        self._stage.open(self._session, GREEDY, self._origin)
+        self.move_to(self._origin)
 
-    def measure(self, rows: int, kept: int, into: Readings) -> None:
-        """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
-        if self._context - self._origin >= MOST_STEPS:
+    def move_to(self, context: int) -> None:
+        """Go on to a later context."""
+        while self._context < context:
+            rows = min(PREFILL_ROWS, context - self._context)
+            self._run(self._context, rows, floor=self._context + rows, wanted=0)
+            self._context += rows
+
+    def walk(self, rows: int) -> float:
+        """A window of which the first row stays, so one row is a plain step; its ms. Now and then
+        it is the first behind the origin again."""
+        if self._context == self._origin + SPAN:
             self.close()
             self._open()
-        start = self._context
-        step = self._run(STEPPING, start, self._slice(start, 1), floor=start + 1)
-        into.step.append(step.verify_ms)
-        into.before.setdefault(rows, []).append(step.verify_ms)
-        wide = self._run(VERIFYING, start, self._slice(start, rows), floor=start)
-        into.verify.setdefault(rows, []).append(wide.verify_ms)
-        if kept < rows:
-            after = self._run(VERIFYING, start + kept, self._slice(start + kept, 1), floor=start)
-            into.rollback.setdefault(kept, []).append(after.rollback_ms)
-        self._context += 1
+        start, self._context = self._context, self._context + 1
+        return self._run(start, rows, floor=start + (rows == 1), wanted=rows).verify_ms
 
-    def repeat_step(self) -> float:
-        """A plain step that the next one takes back; its ms."""
-        start = self._context
-        return self._run(STEPPING, start, self._slice(start, 1), floor=start).verify_ms
+    def look(self, ahead: int, rows: int) -> Reply:
+        """A window of `rows` rows `ahead` tokens from here, which the next one takes back."""
+        return self._run(self._context + ahead, rows, floor=self._context, wanted=rows)
 
-    def _slice(self, start: int, rows: int) -> tuple[int, ...]:
-        """Tokens of the text, gone through again where it ends."""
-        size = len(self._tokens)
-        return tuple(self._tokens[place % size] for place in range(start, start + rows))
-
-    def _run(
-        self,
-        session: int,
-        start: int,
-        tokens: tuple[int, ...],
-        floor: int,
-        wanted: int | None = None,
-    ) -> Reply:
-        """One window, answered. Each opens an epoch of its own: what it leaves is not kept."""
-        number = next(self._ids)
+    def _run(self, start: int, rows: int, floor: int, wanted: int) -> Reply:
+        """One window, answered; the text is gone through again where it ends. Each opens an epoch
+        of its own: what it leaves is not kept."""
+        number, size = next(self._ids), len(self._tokens)
         self._stage.submit(
             Window(
-                session=session,
+                session=self._session,
                 id=number,
                 epoch=number,
                 start=start,
                 floor=floor,
-                tokens=tokens,
-                wanted=len(tokens) if wanted is None else wanted,
+                tokens=tuple(self._tokens[place % size] for place in range(start, start + rows)),
+                wanted=wanted,
             )
         )
-        replies = [reply for reply in self._stage.poll() if reply.session == session]
+        replies = [reply for reply in self._stage.poll() if reply.session == self._session]
         if len(replies) != 1 or replies[0].id != number:
             raise StageError(f"the stage did not answer window {number} of the calibration.")
         return replies[0]
 
     def close(self) -> None:
-        """End both sessions."""
-        for session in (STEPPING, VERIFYING):
-            self._stage.close(session)
+        """End the session."""
+        self._stage.close(self._session)

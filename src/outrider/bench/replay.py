@@ -7,8 +7,8 @@ real round: it leaves little of the drafter's weights in the processor's caches.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.bench.costs import Curve, Rounds
 from outrider.bench.leg import Clock
-from outrider.core_types import Commit, Context
+from outrider.core_types import Commit, Context, Draft
 from outrider.draft.base import Drafter
 
 
@@ -31,11 +31,11 @@ class Passage:
 @dataclass(slots=True, kw_only=True)
 class Walk:
     """What one budget gave so far: rounds, and the ms of each timed proposal by drafts found, the
-    first ones of a prompt apart; `passes` are the ms of the target's passes before them."""
+    first ones of a prompt apart; `paces` are the passes before them over their usual ms."""
 
     emitted: int = 0
     first: list[float] = field(default_factory=list)
-    passes: list[float] = field(default_factory=list)
+    paces: list[float] = field(default_factory=list)
     by_drafts: Counter[int] = field(default_factory=Counter)
     by_kept: Counter[int] = field(default_factory=Counter)
     ms: dict[int, list[float]] = field(default_factory=dict)
@@ -60,11 +60,11 @@ class Walk:
 ReadTaps = Callable[[Sequence[int], Sequence[int]], Tensor]
 """From tokens and the layers to tap to the hidden states of all tokens [tokens, width]."""
 
-RunPass = Callable[[], float]
-"""Runs a plain step of the target; returns its ms."""
+RunPass = Callable[[int], float]
+"""Runs a pass of that many rows of the target; returns its ms over what it usually takes."""
 
 Beside = Callable[[Passage], AbstractContextManager[RunPass]]
-"""For a passage, what runs plain steps there."""
+"""For a passage, what runs passes there."""
 
 FIRST, THEN_EVERY = 4, 4
 """Rounds of a walk that are timed; a pass before each of the others would buy little."""
@@ -85,13 +85,7 @@ def walk(
     """
     walks = {budget: Walk() for budget in budgets}
     for passage in passages:
-        drafters = [make() for _ in budgets]
-        taps = drafters[0].needs.taps if drafters else ()
-        features = read([*passage.prompt, *passage.output], taps) if taps else None
-        walkers = [
-            _Walker(drafter, passage, budget, features)
-            for drafter, budget in zip(drafters, budgets, strict=True)
-        ]
+        walkers = _walkers(make, passage, budgets, read)
         with beside(passage) as run_pass:
             for number in range(most_rounds):
                 timed = number < FIRST or number % THEN_EVERY == 0
@@ -100,6 +94,26 @@ def walk(
         for walker in walkers:
             walker.drafter.close()
     return walks
+
+
+@contextmanager
+def proposing(
+    make: Callable[[], Drafter], passage: Passage, budget: int, read: ReadTaps
+) -> Iterator[Callable[[], object]]:
+    """What has a drafter propose up to `budget` tokens behind a passage's prompt, ever again."""
+    (walker,) = _walkers(make, passage, [budget], read)
+    yield walker.propose
+    walker.drafter.close()
+
+
+def _walkers(
+    make: Callable[[], Drafter], passage: Passage, budgets: Sequence[int], read: ReadTaps
+) -> list["_Walker"]:
+    drafters = [make() for _ in budgets]
+    taps = drafters[0].needs.taps if drafters else ()
+    features = read([*passage.prompt, *passage.output], taps) if taps else None
+    pairs = zip(drafters, budgets, strict=True)
+    return [_Walker(drafter, passage, budget, features) for drafter, budget in pairs]
 
 
 class _Walker:
@@ -121,16 +135,20 @@ class _Walker:
         """The hidden states that became final with the tokens behind them."""
         return None if self._features is None else self._features[first:end]
 
+    def propose(self) -> Draft | None:
+        """Draft within the budget and the text."""
+        wanted = min(self.budget, len(self._text) - len(self._tokens) - 1)
+        return self.drafter.propose(Context(self._tokens), wanted) if wanted > 0 else None
+
     def advance(self, into: Walk, clock: Clock, run_pass: RunPass | None) -> None:
         """One round: propose, judge by the text, commit; timed behind `run_pass` where given."""
         place = len(self._tokens)
-        wanted = min(self.budget, len(self._text) - place - 1)
         if place >= len(self._text):
             return
         if run_pass:
-            into.passes.append(run_pass())
+            into.paces.append(run_pass(self.budget + 1))
         began = clock()
-        draft = self.drafter.propose(Context(self._tokens), wanted) if wanted > 0 else None
+        draft = self.propose()
         proposed = clock() - began
         drafts = draft.tokens if draft else ()
         kept = _agreeing(drafts, self._text[place:])
@@ -157,23 +175,22 @@ def _agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
     return next((place for place, (draft, true) in pairs if draft != true), len(drafts))
 
 
-def draft_costs(walks: Sequence[Walk], step: float) -> tuple[Curve, float]:
+def draft_costs(walks: Sequence[Walk]) -> tuple[Curve, float]:
     """What a proposal costs by the drafts that it found, and what the first of a prompt takes
-    beyond that, in ms where a plain step takes `step` ms.
+    beyond that, in ms at the usual pace of the passes beside it.
 
-    Each was timed beside plain steps, so a machine that has changed its pace changes nothing. Means
-    of the middle half: upkeep is uneven by nature, so a median would miss part of it, and the ends
-    belong to the machine.
+    Means of the middle half: upkeep is uneven by nature, so a median would miss part of it, and the
+    ends belong to the machine.
     """
     found: dict[int, list[float]] = {}
     for one in walks:
         for drafts, times in one.ms.items():
             found.setdefault(drafts, []).extend(times)
-    beside = [ms for one in walks for ms in one.passes]
-    pace = step / _middle(beside) if beside else 1.0
-    usual = Curve({drafts: _middle(times) * pace for drafts, times in found.items()})
+    paces = [pace for one in walks for pace in one.paces]
+    pace = _middle(paces) if paces else 1.0
+    usual = Curve({drafts: _middle(times) / pace for drafts, times in found.items()})
     beyond = [
-        max(fmean(one.first) * pace - usual.at(one.rounds.mean_drafts), 0.0)
+        max(fmean(one.first) / pace - usual.at(one.rounds.mean_drafts), 0.0)
         for one in walks
         if one.first
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from outrider.bench import gates as gate
@@ -10,7 +11,7 @@ from outrider.bench.costs import Costs, rounds_of
 from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
 from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
 from outrider.bench.peers import Peer
-from outrider.bench.replay import Passage, Walk, draft_costs, walk
+from outrider.bench.replay import Passage, Walk, draft_costs, proposing, walk
 from outrider.bench.rounds import Case, Tools, check_outputs, cut_to_natural, run_brackets
 from outrider.bench.stats import Estimate, Timed, estimate, speedup
 from outrider.bench.text import refuse_random
@@ -23,6 +24,8 @@ from outrider.stage.base import Stage
 from outrider.telemetry.counters import Counters, acceptance_rate, merge
 
 ROWS = (*range(1, 10), 12, 16, 24, 32, 48, 64)
+DRAFTS = 4
+"""Drafts of the proposals between passes that are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class Settings:
     seed: int = 0
     ignore_eos: bool = False
     calibration_prompts: int = 3
-    calibration_repeats: int = 9
+    calibration_repeats: int = 12
     walk_rounds: int = 64
 
     def quick(self) -> "Settings":
@@ -51,7 +54,7 @@ class Settings:
             tokens=min(self.tokens, 128),
             repeats=min(self.repeats, 2),
             calibration_prompts=2,
-            calibration_repeats=5,
+            calibration_repeats=8,
             walk_rounds=32,
         )
 
@@ -232,26 +235,34 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
     rows = [n for n in ROWS if n < width] + [width]
     tools.progress("calibrating passes", 0, 1)
     passages = [_passage(case) for case in _spread(run.cases, settings.calibration_prompts)]
-    readings = calibrate(engine.stage, passages, rows, settings.calibration_repeats, settings.seed)
-    tools.progress("replaying drafters", 0, 1)
     factory = engine.speculation.drafter
     assert factory is not None
-    budgets = [n - 1 for n in rows if n > 1]
-    everything = [_passage(case) for case in run.cases]
+    read = partial(read_taps, engine.stage)
+    make = partial(factory, GREEDY, FixedBudget(width))
+    readings = calibrate(
+        engine.stage,
+        passages,
+        rows,
+        settings.calibration_repeats,
+        settings.seed,
+        lambda passage: proposing(make, passage, min(DRAFTS, width - 1), read),
+    )
+    tools.progress("replaying drafters", 0, 1)
+    verify = readings.verify_curve
     walks = walk(
-        lambda: factory(GREEDY, FixedBudget(width)),
-        everything,
-        budgets,
+        make,
+        [_passage(case) for case in run.cases],
+        [n - 1 for n in rows if n > 1],
         tools.clock,
         settings.walk_rounds,
-        lambda tokens, taps: read_taps(engine.stage, tokens, taps),
-        lambda passage: passes_beside(engine.stage, passage),
+        read,
+        lambda passage: passes_beside(engine.stage, passage, verify),
     )
-    draft, opening = draft_costs(list(walks.values()), readings.step_ms)
+    draft, opening = draft_costs(list(walks.values()))
     costs = Costs(
         step=readings.step_ms,
         host=host_share(run.cases) * readings.step_ms,
-        verify=readings.verify_curve,
+        verify=verify,
         draft=draft,
         rollback=readings.rollback_curve,
         opening=opening,
