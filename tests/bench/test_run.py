@@ -178,7 +178,7 @@ class Controlled:
     def answered(self, waited_ms, verify_ms):
         pass
 
-    def share(self, others, sessions):
+    def share(self, rows, sessions, prompts):
         pass
 
     def choose(self):
