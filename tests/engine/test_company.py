@@ -3,8 +3,8 @@
 import random
 
 from outrider.core_types import Draft
-from outrider.engine.company import LOOK, NOBODY, Company
-from outrider.engine.controller import Controller, Costs
+from outrider.engine.company import LOOK, NOBODY, Company, Costs
+from outrider.engine.controller import Controller
 
 MOST = 8
 
@@ -16,8 +16,8 @@ class Side:
     def __init__(self, rates: list[float], cost, prompts: int = 0) -> None:
         self.rates, self.cost, self.prompts = rates, cost, prompts
         verify = [cost(rows) for rows in range(1, 129)]
-        self.company = Company([0.0, *verify])
         costs = Costs(verify=verify, draft={"suffix": ()}, drafts=MOST)
+        self.company = Company(costs)
         self.sessions = [Controller(costs, company=self.company) for _ in rates]
         self.chance = random.Random(5)
         self.kept: list[list[int]] = []
@@ -91,7 +91,7 @@ def test_a_new_session_begins_with_what_the_others_know() -> None:
 
 
 def test_a_pass_counts_once_however_many_tell_of_it() -> None:
-    company = Company([0.0, *[1.0] * 32])
+    company = Company(Costs(verify=[1.0] * 32, draft={}))
     for _ in range(4):
         for who in range(3):
             company.passed(who, 3, 3, 0, 5.0)
@@ -100,7 +100,8 @@ def test_a_pass_counts_once_however_many_tell_of_it() -> None:
 
 
 def test_passes_with_prompts_say_nothing_of_costs_but_may_draft() -> None:
-    company = Company([0.0, *[6.0 + 0.1 * rows for rows in range(32)]])
+    verify = [6.0 + 0.1 * rows for rows in range(32)]
+    company = Company(Costs(verify=verify, draft={}))
     for _ in range(40):
         for who in range(4):
             company.worth([0.9, 0.9])
@@ -130,8 +131,8 @@ def test_plain_passes_that_became_dearer_make_drafts_pay() -> None:
 def paid(cost: float) -> int:
     """What 8 sessions asked a drafter for, whose drafts cost and are all right."""
     verify = [dear(rows) for rows in range(1, 129)]
-    company, asked = Company([0.0, *verify]), 0
     costs = Costs(verify=verify, draft={"draft": [cost * n for n in range(1, 5)]}, drafts=4)
+    company, asked = Company(costs), 0
     sessions = [Controller(costs, company=company) for _ in range(8)]
     for number in range(200):
         drafts = [session.choose() for session in sessions]

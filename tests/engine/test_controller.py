@@ -5,8 +5,8 @@ import random
 import pytest
 
 from outrider.core_types import Draft
-from outrider.engine.company import Company
-from outrider.engine.controller import Controller, ControllerSettings, Costs
+from outrider.engine.company import Company, Costs
+from outrider.engine.controller import Controller, ControllerSettings
 from tests.engine.world import Source, World, changing, steady
 
 MOST = 12
@@ -241,8 +241,9 @@ def packed(sessions: int, verify: list[float], rate: float, rounds: int) -> tupl
     Returns tokens per cost against that of plain decoding, and the mean number of drafts, once
     what is granted for a first look at the start was spent.
     """
-    chance, company = random.Random(2), Company([0.0, *verify])
+    chance = random.Random(2)
     costs = Costs(verify=verify, draft={"suffix": ()}, drafts=5)
+    company = Company(costs)
     controllers = [Controller(costs, company=company) for _ in range(sessions)]
     tokens = cost = drafts = 0.0
     for number in range(-WARM, rounds):

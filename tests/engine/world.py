@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.core_types import Draft
-from outrider.engine.controller import Controller, Costs
+from outrider.engine.company import Costs
+from outrider.engine.controller import Controller
 
 Offer = Callable[[int, random.Random, int], tuple[Draft, Sequence[float]] | None]
 """From (round, chance, allowed) to a draft and the true acceptance of each of its tokens."""

@@ -6,8 +6,8 @@ from outrider.assemble.calibration import Paid, measure_costs
 from outrider.assemble.target import LoadedTarget
 from outrider.config.run import RunConfig
 from outrider.engine.budget import Budget, FixedBudget
-from outrider.engine.company import Company
-from outrider.engine.controller import Controller, Costs
+from outrider.engine.company import Company, Costs
+from outrider.engine.controller import Controller
 from outrider.engine.engine import WindowLimits
 from outrider.engine.link_budget import LinkBudget
 
@@ -27,6 +27,7 @@ class LentController(Controller):
     def close(self) -> None:
         """Let the next session go on with what was learned."""
         self.leave_round()
+        self._company.leave()
         self._pool.append(self)
 
 
@@ -68,6 +69,11 @@ def budget_factory(
     fits = target.decoder.max_length // ROUNDS_LENGTH
     rows = max(windows.width, min(windows.width * sequences, MOST_ROWS, fits))
     costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1, rows=rows)
-    company = Company([0.0, *costs.verify])
+    company = Company(costs)
     pool: list[LentController] = []
-    return lambda: pool.pop() if pool else LentController(costs, pool, company)
+
+    def lend() -> Budget:
+        company.join()
+        return pool.pop() if pool else LentController(costs, pool, company)
+
+    return lend

@@ -9,7 +9,7 @@ import torch
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext
 from outrider.draft.choice import GreedyChooser
-from outrider.engine.controller import Costs
+from outrider.engine.company import Costs
 from outrider.models.decoder import Decoder
 from outrider.models.head import Head
 from outrider.models.pass_plan import Span

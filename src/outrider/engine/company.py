@@ -8,11 +8,12 @@ nobody does. That is the best that all get together: one session's drafts are ne
 and what only pays where many draft is found as well. Pure: no clock, no chance, no torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from outrider.engine.acceptance import Acceptance
-from outrider.engine.curve import Curve
+from outrider.engine.curve import ENOUGH, Curve
 
 STEPS = 20
 """Chances are told apart in steps of one in so many."""
@@ -33,14 +34,34 @@ LOOK = 128
 MEMORY = 0.998
 
 
-class Company:
-    """Shared by the controllers of all sessions; `sessions` decoded in the last pass."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What was measured at start, all in one unit (milliseconds, if `timed` is called).
 
-    def __init__(self, verify: Sequence[float]) -> None:
-        """`verify[n]` is the cost of a pass of n rows of one session, from 0 rows on."""
+    `verify[n - 1]` is a target pass of n rows: one entry more than drafts are allowed, or more
+    where `drafts` says how many are and several sessions share a pass.
+    `draft[source][k - 1]` is drafting k tokens, `()` for a source that costs nothing; sources of a
+    chain stand in the order in which they are asked.
+    """
+
+    verify: Sequence[float]
+    draft: Mapping[str, Sequence[float]]
+    drafts: int | None = None
+
+
+class Company:
+    """Shared by the controllers of all sessions, `sessions` in all.
+
+    Who still waits or reads its prompt counts, since time is dear to it as well.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        verify = [0.0, *costs.verify]
         self.verify = Curve(verify)
+        self.draft = {name: Curve([0.0, *costs.draft[name]]) for name in costs.draft}
         self.rates = Acceptance(MEMORY)
         self.sessions = 1
+        self._members = 0
         self.price, self.speed = NOBODY, 1.0 / verify[1]
         """The chance that a row must have in the next pass; tokens per cost of all together."""
         self._mixed, self._plain = Curve(verify), Curve(verify)  # of several, by rows or sessions
@@ -48,10 +69,19 @@ class Company:
         self._newest = (0, 0.0)
         self._offered = [[0.0] * STEPS, [0.0] * STEPS]  # rows, and their chances together
         self._weight = 0.0
-        self._passes = 0
+        self._passes = self._probes = 0
         self._open = self._probing = False
         self._rarity = 1.0
         self._saved = self._saved_to_draft = 0.0
+
+    def join(self) -> None:
+        """One session more begins."""
+        self._members += 1
+        self.sessions = self._members
+
+    def leave(self) -> None:
+        """A session has ended."""
+        self._members -= 1
 
     def worth(self, rates: Iterable[float], *, paid: bool = False) -> tuple[float, int]:
         """What is gained by the rows that are worth running of a draft, and how many these are.
@@ -81,19 +111,19 @@ class Company:
         if sessions > 1 and who not in self._told and self._newest == (rows, cost):
             self._told.add(who)
             return
-        self._told, self._newest, self.sessions = {who}, (rows, cost), sessions
-        if sessions == 1:
-            if not prompts:
-                self.verify.observe(rows, cost)
+        self._told, self._newest = {who}, (rows, cost)
+        self.sessions = max(sessions, self._members)
+        if not prompts:
+            (self._mixed if sessions > 1 else self.verify).observe(rows, cost)
+            if 1 < sessions == rows:
+                self._plain.observe(sessions, cost)
+        if self.sessions == 1:
             return
         self._saved += PROBE_SHARE * cost
         self._saved_to_draft += PROBE_SHARE * cost
-        if not prompts:
-            self._passes += 1
-            self._mixed.observe(rows, cost)
-            if rows == sessions:
-                self._plain.observe(sessions, cost)
         self._plan()
+        self._probing = self._may_probe(bool(prompts))
+        self._passes += not prompts
         if not prompts and (self._passes % LOOK == 0 or self._plain.lacks(sessions)):
             self.price, self._probing = NOBODY, False
 
@@ -133,7 +163,6 @@ class Company:
         if self.price < NOBODY and not self._open:
             self._rarity = 1.0
         self._open = self.price < NOBODY
-        self._probing = self._may_probe()
         self._weight = FADE * self._weight
         self._offered = [[FADE * value for value in values] for values in self._offered]
 
@@ -153,13 +182,17 @@ class Company:
                 best, price = speed, max(step / STEPS, LEAST)
         return price, best
 
-    def _may_probe(self) -> bool:
-        """Whether all run one row at least in the next pass, since enough was saved for it."""
+    def _may_probe(self, prompts: bool) -> bool:
+        """Whether all run one row at least in the next pass, since enough was saved for it; at
+        first it is done anyway, until a pass of so many rows was measured."""
+        first = self._probes < ENOUGH and not prompts
         price = self._rarity * self.row * self.sessions
-        if self._saved <= price:
-            return False
-        self._saved -= price
-        self._rarity = min(2.0 * self._rarity, RAREST)
+        if not first:
+            if self._saved <= price:
+                return False
+            self._saved -= price
+            self._rarity = min(2.0 * self._rarity, RAREST)
+        self._probes += 1
         return True
 
     @staticmethod

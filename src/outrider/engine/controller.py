@@ -15,14 +15,13 @@ Pure: no clock, no chance, no torch. Knows costs, counts and confidences, never 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice, repeat
 
 from outrider.core_types import Draft
 from outrider.engine.acceptance import Acceptance
-from outrider.engine.company import Company
-from outrider.engine.curve import Curve
+from outrider.engine.company import Company, Costs
 
 CONFIDENCE_STEPS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
 
@@ -32,21 +31,6 @@ NEVER = 0.02
 
 Class = tuple[Hashable, float | None]
 """What tokens have in common whose acceptance is learned together, and what it may be at first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What was measured at start, all in one unit (milliseconds, if `timed` is called).
-
-    `verify[n - 1]` is a target pass of n rows: one entry more than drafts are allowed, or more
-    where `drafts` says how many are and several sessions share a pass.
-    `draft[source][k - 1]` is drafting k tokens, `()` for a source that costs nothing; sources of a
-    chain stand in the order in which they are asked.
-    """
-
-    verify: Sequence[float]
-    draft: Mapping[str, Sequence[float]]
-    drafts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +83,10 @@ class Controller:
         """`company` is given where several share passes."""
         self._settings = settings or ControllerSettings()
         self._most = len(costs.verify) - 1 if costs.drafts is None else costs.drafts
-        self._company = company or Company([0.0, *costs.verify])
+        self._company = company or Company(costs)
         self._verify = self._company.verify
         self._shared = (0, 1, 0)
-        self._draft = {name: Curve([0.0, *costs.draft[name]]) for name in costs.draft}
+        self._draft = self._company.draft
         self._rates = Acceptance(self._settings.decay)
         self._tokens = self._cost = 0.0
         self._savings = self._settings.grant * self._plain()
