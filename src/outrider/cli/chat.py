@@ -1,6 +1,7 @@
 """`outrider chat`: a conversation, a line at a time."""
 
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.engine import open_engine
@@ -20,8 +21,7 @@ def chat(*, chat_flags: ChatFlags, sampling_flags: SamplingFlags, run: RunFlags)
     """Talk with a model that has a chat template."""
     loaded = run.load()
     sampling_flags.check()
-    engine = open_engine(loaded.config)
-    try:
+    with closing(open_engine(loaded.config)) as engine:
         if not engine.tokenizer.has_chat_template:
             raise CheckpointError(
                 f"target.path = {loaded.config.target.path!r} has no chat template: use a chat "
@@ -29,8 +29,6 @@ def chat(*, chat_flags: ChatFlags, sampling_flags: SamplingFlags, run: RunFlags)
             )
         say(HELP)
         _converse(engine, chat_flags, sampling_flags)
-    finally:
-        engine.close()
 
 
 def _converse(engine: "Engine", chat_flags: ChatFlags, sampling_flags: SamplingFlags) -> None:

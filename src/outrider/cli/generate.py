@@ -1,8 +1,8 @@
 """`outrider generate`: one prompt in, its continuation out."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,7 +86,10 @@ def generate(
     sampling_flags.check()
     source = _read_prompt(prompt, flags, chat_flags)
     state = Run(flags=flags, output=OutputFile(flags.output) if flags.output else None)
-    with _opened(loaded.config, state) as engine:
+    with ExitStack() as stack:
+        if state.output is not None:
+            stack.callback(state.output.discard)  # it is not left behind without a result
+        engine = stack.enter_context(closing(open_engine(loaded.config)))
         request = _request(engine, source, chat_flags, sampling_flags)
         _run(engine, request, state)
 
@@ -113,20 +116,6 @@ def _read_prompt(
     silent = flags.messages is not None and prompt is None and flags.prompt_file is None
     user = None if silent else prompt_text(prompt, flags.prompt_file)
     return conversation(chat_flags.system, messages, user)
-
-
-@contextmanager
-def _opened(config: Any, state: Run) -> "Iterator[Engine]":
-    """The engine while it is in use; an output file that got nothing is not left behind."""
-    try:
-        engine = open_engine(config)
-        try:
-            yield engine
-        finally:
-            engine.close()
-    finally:
-        if state.output is not None:
-            state.output.discard()
 
 
 def _request(

@@ -15,7 +15,6 @@ from outrider.models.files import read_json
 from outrider.models.hf_config import parse_config
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-DEFAULT_TAPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
