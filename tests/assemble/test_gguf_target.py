@@ -31,7 +31,7 @@ def tokens(target: TargetConfig, speculative: SpeculativeConfig) -> tuple[int, .
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_speculation_changes_no_token(file: Path, quantize: str) -> None:
-    target = TargetConfig(path=str(file), quantize=quantize)
+    target = TargetConfig(path=str(file), backend="torch", quantize=quantize)
     plain = tokens(target, SpeculativeConfig(method="off"))
     assert tokens(target, SpeculativeConfig(method="suffix")) == plain
     drafted = SpeculativeConfig(method="draft", draft_model=str(file))
@@ -39,7 +39,7 @@ def test_speculation_changes_no_token(file: Path, quantize: str) -> None:
 
 
 def test_kernels_are_reported_by_name(file: Path) -> None:
-    engine = Engine.load(TargetConfig(path=str(file), quantize="int8"))
+    engine = Engine.load(TargetConfig(path=str(file), backend="torch", quantize="int8"))
     kernels = engine.describe()["kernels"]
     assert isinstance(kernels, dict)
     linear = {name: plan for name, plan in kernels.items() if name.startswith("linear")}
@@ -57,6 +57,6 @@ def test_a_draft_model_that_is_damaged_is_refused(file: Path, tmp_path: Path) ->
     short.write_bytes(file.read_bytes()[:-4096])
     with pytest.raises(CheckpointError, match=r"draft_model = .* cannot be loaded: .*whole GGUF"):
         Engine.load(
-            TargetConfig(path=str(file)),
+            TargetConfig(path=str(file), backend="torch"),
             speculative=SpeculativeConfig(method="draft", draft_model=str(short)),
         )

@@ -29,7 +29,9 @@ def bench(world, tmp_path, monkeypatch, capsys):
     def run(*arguments, fault=None, target=str(folder), **drafter):
         engine = make_engine(ScriptedStage(world, fault), lambda: ScriptedDrafter(world, **drafter))
         engine.describe = lambda: {"exact": True}
-        monkeypatch.setattr("outrider.assemble.engine.Engine.load_run", lambda config: engine)
+        monkeypatch.setattr(
+            "outrider.assemble.engine.Engine.load_run", lambda config, sequences: engine
+        )
         words = ["bench", "--target", target, "--method", "suffix", "--workload", str(file)]
         with pytest.raises(SystemExit) as ended:
             main([*words, *FEW, *arguments])

@@ -26,6 +26,7 @@ SAMPLING = {
 }
 RUN = {
     "--target",
+    "--backend",
     "--method",
     "--draft-model",
     "--draft-temperature",
@@ -51,6 +52,7 @@ RUN = {
     "--quantize",
     "--max-length",
     "--threads",
+    "--gpu-layers",
     "--config",
 }
 CHAT = {"--system", "--enable-thinking", "--no-enable-thinking"}

@@ -139,8 +139,8 @@ def test_printed_configuration_reads_back_as_the_same(tmp_path):
         ("[state]\ncapacity = true", "state.capacity = True is not allowed: use a whole number."),
         (
             "[state]\nrollback = 'logs'",
-            "state.rollback = 'logs' is not allowed: use 'log', 'snapshots' or 'checkpoint' "
-            "(did you mean 'log'?).",
+            "state.rollback = 'logs' is not allowed: use 'auto', 'log', 'snapshots' or "
+            "'checkpoint' (did you mean 'log'?).",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider import Engine
+from outrider import Engine, TargetConfig
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
 from outrider.ops.selftest import Kernels
@@ -74,8 +74,9 @@ def test_the_best_token_is_llama_cpps(smollm2: Path, ask: Ask) -> None:
     assert equal >= 0.95 * POSITIONS, f"equal in {equal} of {POSITIONS}"
 
 
-def test_it_answers() -> None:
-    engine = Engine.load("smollm2")
+@pytest.mark.parametrize("backend", ["torch", "llama.cpp"])
+def test_it_answers(backend: str) -> None:
+    engine = Engine.load(TargetConfig(path="smollm2", backend=backend))  # type: ignore[arg-type]
     question = [{"role": "user", "content": "What is the capital of France?"}]
     generation = engine.generate(engine.tokenizer.encode_chat(question), max_tokens=24)
     text = "".join(piece.text for piece in generation)

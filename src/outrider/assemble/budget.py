@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from outrider.assemble.calibration import Paid, measure_costs
-from outrider.assemble.target import LoadedTarget
+from outrider.assemble.calibration import Paid, Pass, measure_costs
 from outrider.config.run import RunConfig
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.company import Company, Costs
 from outrider.engine.controller import Controller
 from outrider.engine.engine import WindowLimits
 from outrider.engine.link_budget import LinkBudget
+from outrider.models.decoder import Decoder
 
 MOST_ROWS = 128
 """Rows of the widest pass that is measured for several sequences side by side."""
@@ -41,9 +41,10 @@ def controls(config: RunConfig, windows: WindowLimits) -> bool:
 
 def budget_factory(
     config: RunConfig,
-    target: LoadedTarget,
+    target: Decoder | Pass,
     draft: Paid | None,
     windows: WindowLimits,
+    max_length: int,
     sequences: int = 1,
 ) -> Callable[[], Budget]:
     """What makes a session's budget.
@@ -66,9 +67,9 @@ def budget_factory(
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")
-    fits = target.decoder.max_length // ROUNDS_LENGTH
+    fits = max_length // ROUNDS_LENGTH
     rows = max(windows.width, min(windows.width * sequences, MOST_ROWS, fits))
-    costs = measure_costs(target.decoder, draft, sources, drafts=windows.width - 1, rows=rows)
+    costs = measure_costs(target, draft, sources, drafts=windows.width - 1, rows=rows)
     company = Company(costs)
     pool: list[LentController] = []
 

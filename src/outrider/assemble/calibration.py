@@ -1,11 +1,15 @@
 """What passes of target and draft model cost here and now, measured in under a second at start."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import count
 
 import torch
 
+from outrider.core_types import Commit, Context, Window
+from outrider.draft.base import Drafter
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext
 from outrider.draft.choice import GreedyChooser
@@ -13,6 +17,8 @@ from outrider.engine.company import Costs
 from outrider.models.decoder import Decoder
 from outrider.models.head import Head
 from outrider.models.pass_plan import Span
+from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Stage
 from outrider.state.sequence import SequenceState
 
 CONTEXT = 64
@@ -25,12 +31,15 @@ Clock = Callable[[], float]
 Pass = Callable[[int], object]
 """Runs a number of rows."""
 
-Paid = Decoder | Head | BlockModel
-"""What takes time to draft: a model, a one-token head, a block drafter."""
+Paid = Decoder | Head | BlockModel | Pass
+"""What takes time to draft: a model, a one-token head, a block drafter, or drafting itself."""
+
+TIMED = -21
+"""The session of a stage that is timed; an engine's own are counted from 0."""
 
 
 def measure_costs(
-    target: Decoder,
+    target: Decoder | Pass,
     draft: Paid | None,
     sources: Sequence[str],
     *,
@@ -51,9 +60,12 @@ def measure_costs(
     paid: Sequence[float] = ()
     if isinstance(draft, BlockModel) and drafts:
         paid = _per_block(draft, drafts, share, clock)
-    elif draft is not None and not isinstance(draft, BlockModel) and drafts:
+    elif isinstance(draft, Decoder | Head) and drafts:
         single, double = per_rows(passes(draft), [1, 2], share, clock)
         paid = [double + single * more for more in range(drafts)]
+    elif callable(draft) and drafts:
+        draft(drafts)  # the first is no measure
+        paid = _least(draft, sorted({1, drafts}), share, clock)
     return Costs(
         verify=verify,
         draft={source: paid if source == sources[-1] else () for source in sources},
@@ -109,8 +121,57 @@ def _least(run: Pass, sizes: Sequence[int], seconds: float, clock: Clock) -> lis
     return _filled({size: min(found) for size, found in times.items()})
 
 
-def passes(model: Decoder | Head, whole: Decoder | None = None) -> Pass:
+@contextmanager
+def windows_of(stage: Stage) -> Iterator[Pass]:
+    """Passes of a stage: windows of a session of its own, each row with its token."""
+    numbers, place = count(), 0
+    stage.open(TIMED, SamplingParams(), 1)
+
+    def run(rows: int) -> None:
+        nonlocal place
+        number = next(numbers)
+        stage.submit(
+            Window(
+                session=TIMED,
+                id=number,
+                epoch=number,
+                start=place,
+                floor=place,
+                tokens=(0,) * rows,
+                wanted=rows,
+            )
+        )
+        stage.poll()
+        place += rows
+
+    try:
+        yield run
+    finally:
+        stage.close(TIMED)
+
+
+@contextmanager
+def drafts_of(drafter: Drafter) -> Iterator[Pass]:
+    """Rounds of a drafter: so many drafts, of which the first is kept and the next corrected."""
+    tokens = [0] * CONTEXT
+    drafter.observe(Commit(position=0, tokens=tuple(tokens)))
+
+    def run(drafts: int) -> None:
+        draft = drafter.propose(Context(tokens), drafts)
+        kept = (*(draft.tokens[:1] if draft else ()), 0)
+        drafter.observe(Commit(position=len(tokens), tokens=kept, accepted=len(kept) - 1))
+        tokens.extend(kept)
+
+    try:
+        yield run
+    finally:
+        drafter.close()
+
+
+def passes(model: Decoder | Head | Pass, whole: Decoder | None = None) -> Pass:
     """Passes of `model`; of a decoder whose layers are some of those of `whole`, on its state."""
+    if not isinstance(model, Decoder | Head):
+        return model
     if isinstance(model, Head):
         return partial(_run, model, model.new_state())
     return partial(_run, model, (whole or model).new_state("log", 0))

@@ -22,7 +22,7 @@ def make_workers(config: RunConfig, target: LoadedTarget, capacity: int) -> Clus
     setups = make_setups(
         _everywhere(config.target),
         cut(stages, target.decoder.config.num_layers),
-        config.state.rollback,
+        config.state.policy,
         capacity,
         link,
         [max(int(wants.get("cpus", 1.0)), 1) for wants in stages.wants],

@@ -23,6 +23,7 @@ from outrider.draft.model.vocab import shared_vocabulary
 from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
+from outrider.models.base import Model
 from outrider.models.decoder import Decoder
 from outrider.models.eagle3 import load_eagle3
 from outrider.models.files import read_json_or_empty
@@ -44,7 +45,7 @@ controller weighs each draft against what the model behind it promises, any matc
 class DraftModel:
     """A draft model and how many ids, from 0 on, it shares with the target."""
 
-    decoder: Decoder
+    decoder: Model
     shared: int
 
 
@@ -53,9 +54,9 @@ Drafting = DraftModel | Head | BlockModel
 
 
 def drafter_factory(
-    config: RunConfig, target: LoadedTarget, windows: WindowLimits, draft: Drafting | None
+    config: RunConfig, rows: int, windows: WindowLimits, draft: Drafting | None
 ) -> DrafterFactory | None:
-    """What makes a session's drafter; None for plain decoding."""
+    """What makes a session's drafter for a target with `rows` logits; None for plain decoding."""
     method = config.speculative.method
     if method == "off":
         return None
@@ -64,8 +65,7 @@ def drafter_factory(
     if draft is None:
         return lambda sampling, budget: _chain(budget, makers[0](weighed))
 
-    settings = _draft_state(config, windows)
-    rows = target.decoder.config.vocab_size
+    settings = draft_state(config, windows)
 
     def make(sampling: SamplingParams, budget: Budget) -> Drafter:
         if isinstance(draft, Head):
@@ -90,14 +90,16 @@ def drafting_specs(
         return (draft.state_spec,)
     if isinstance(draft, BlockModel):
         return (draft.trunk.state_spec,)
-    settings = _draft_state(config, windows)
+    settings = draft_state(config, windows)
+    if not isinstance(draft.decoder, Decoder):
+        return ()  # its memory was taken at the start
     return (draft.decoder.state_spec(settings.policy, settings.capacity),)
 
 
-def _draft_state(config: RunConfig, windows: WindowLimits) -> DraftStateSettings:
+def draft_state(config: RunConfig, windows: WindowLimits) -> DraftStateSettings:
     """How a draft model's state takes back what is in flight and what it drafts."""
     capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
-    return DraftStateSettings(policy=config.state.rollback, capacity=capacity)
+    return DraftStateSettings(policy=config.state.policy, capacity=capacity)
 
 
 def _chain(budget: Budget, *drafters: Drafter) -> Drafter:
@@ -128,7 +130,10 @@ _LOOKUPS: dict[str, Callable[[bool], Drafter]] = {"suffix": _suffix, "ngram-cach
 
 def paid_for(draft: Drafting | None) -> Paid | None:
     """The part of what was loaded that takes time to draft."""
-    return draft.decoder if isinstance(draft, DraftModel) else draft
+    if isinstance(draft, DraftModel):
+        assert isinstance(draft.decoder, Decoder)
+        return draft.decoder
+    return draft
 
 
 def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Drafting | None:
@@ -166,7 +171,7 @@ def _block_model(folder: Path, speculative: SpeculativeConfig, target: LoadedTar
 def _draft_model(folder: Path, target: LoadedTarget) -> DraftModel:
     tokenizer = load_tokenizer(folder)
     decoder = _decoder(folder, target)
-    rows = min(decoder.config.vocab_size, target.decoder.config.vocab_size)
+    rows = min(decoder.config.vocab_size, target.vocab_size)
     if decoder is target.decoder:
         return DraftModel(decoder, rows)
     shared = shared_vocabulary(target.tokenizer.vocabulary(), tokenizer.vocabulary())

@@ -1,5 +1,6 @@
 """What `outrider inspect` and `outrider doctor` report."""
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,13 @@ def _inspect_block(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
     }
 
 
+def _version_of(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def doctor() -> dict[str, object]:
     """Versions, processor and the kernels that the self-test picks for typical shapes."""
     kernels = Kernels(exact=True)
@@ -108,5 +116,6 @@ def doctor() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.cuda.is_available(),
+        "llama.cpp": _version_of("llama_cpp_python"),
         "kernels": kernels.report(),
     }

@@ -1,6 +1,8 @@
 """Whether a sequence's state fits in memory, asked once at load and not in the middle of a text."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
@@ -19,6 +21,39 @@ def check_fits(spec: StateSpec, max_length: int, available: int) -> None:
             f"state.capacity = {spec.capacity} under state.rollback = {spec.policy!r} need "
             f"{_mib(needed)} MiB and {_mib(available)} MiB are free; lower target.max_length, "
             "or state.capacity."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocated:
+    """States that llama.cpp makes room for at the start: `spec.capacity` snapshots of each of
+    `sequences`, and keys and values of `length` positions of each. `name` is whose they are."""
+
+    name: str
+    spec: StateSpec
+    length: int
+    sequences: int
+
+    @property
+    def bytes(self) -> int:
+        """As the library allocates it: no log, and as many convolution columns as states."""
+        delta, states = self.spec.delta, 1 + self.spec.row_capacity
+        one = delta.base_bytes() + (delta.taps - 1) * delta.column_bytes() if delta else 0
+        return self.sequences * (states * one + self.spec.attention_bytes(self.length))
+
+    def __str__(self) -> str:
+        sizes = f"{self.length} positions, {self.spec.row_capacity} snapshots"
+        return f"{_mib(self.bytes)} MiB of {self.name} ({self.sequences} sequences of {sizes})"
+
+
+def check_allocations_fit(allocations: Sequence[Allocated], available: int) -> None:
+    """Raise ConfigError unless all of them fit in `available` bytes together."""
+    needed = sum(one.bytes for one in allocations) + MARGIN_BYTES
+    if needed > available:
+        raise ConfigError(
+            f"the states do not fit: {' and '.join(map(str, allocations))} need {_mib(needed)} "
+            f"MiB, and {_mib(available)} MiB are free; lower target.max_length, state.capacity or "
+            "server.max_sequences."
         )
 
 

@@ -25,7 +25,7 @@ def make_stage(config: RunConfig, target: LoadedTarget, capacity: int) -> Stage:
 
     Raises StageError where a process does not start.
     """
-    stages, policy, link = config.stages, config.state.rollback, link_of(config.stages.link)
+    stages, policy, link = config.stages, config.state.policy, link_of(config.stages.link)
     if stages.is_apart:
         patience = Patience(
             deadline_s=stages.deadline_s, health_s=stages.health_s, resumes=stages.resumes
@@ -43,7 +43,7 @@ def _in_processes(config: RunConfig, target: LoadedTarget, capacity: int) -> Wor
     setups = make_setups(
         replace(config.target, path=str(target.folder.absolute())),
         cut(config.stages, target.decoder.config.num_layers),
-        config.state.rollback,
+        config.state.policy,
         capacity,
         link,
     )

@@ -43,6 +43,11 @@ class LoadedTarget:
         return state_spec(config, config.layer_kinds, policy, capacity, size)
 
     @property
+    def vocab_size(self) -> int:
+        """Rows of the head."""
+        return self.decoder.vocab_size
+
+    @property
     def ends(self) -> Decoder:
         """Embedding, final norm and head in one decoder, for drafters that share them."""
         if not self.parts:

@@ -31,6 +31,7 @@ class RunFlags:
     """Flags that are configuration keys, and the file that holds the others."""
 
     target: str | None = flag("demo, smollm2, a folder, a GGUF file or a hub ID@REVISION.", "MODEL")
+    backend: str | None = flag("torch, llama.cpp, or auto: GGUF by llama.cpp if there.", "NAME")
     method: str | None = flag(
         "Who drafts: off, suffix, ngram-cache, draft, suffix+draft, ngram-cache+draft, mtp, "
         "eagle3, dflash, dspark, or auto for what the given files allow.",
@@ -49,7 +50,7 @@ class RunFlags:
     depth: int | None = flag("Windows in flight.", "N")
     runahead_tokens: int | None = flag("Rows in flight, instead of a number of windows.", "N")
     rollback: str | None = flag(
-        "How rejected tokens are taken back: log, snapshots or checkpoint.", "POLICY"
+        "How rejected tokens are taken back: auto, log, snapshots or checkpoint.", "POLICY"
     )
     capacity: int | None = flag("Tokens that can be taken back without a checkpoint.", "N")
     stages: str | None = flag(
@@ -66,6 +67,7 @@ class RunFlags:
     quantize: str | None = flag("Weights in int8, or none.", "NAME")
     max_length: int | None = flag("Context in tokens.", "N")
     threads: int | None = flag("Processor threads.", "N")
+    gpu_layers: int | None = flag("Layers that llama.cpp runs on a GPU; -1 for all.", "N")
     config: Path | None = flag("TOML file with the same settings.", "FILE")
 
     def load(self, more: Mapping[str, object] | None = None) -> Loaded:

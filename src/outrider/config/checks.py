@@ -2,6 +2,7 @@
 
 import re
 
+from outrider.config.backend import check_backend
 from outrider.config.run import (
     BLOCK_METHODS,
     DRAFT_METHODS,
@@ -22,6 +23,7 @@ def check(config: RunConfig) -> RunConfig:
     _check_draft_model(config.speculative)
     _check_windows(config.speculative)
     _check_stages(config.stages, config.speculative)
+    check_backend(config)
     return config
 
 

@@ -38,15 +38,22 @@ class TargetConfig:
     `exact` None means: on for the CPU, off elsewhere. `max_length` None means the model's own
     context; `threads` None leaves the number of processor threads to torch. `quantize` rounds the
     weights, the draft model's with them; without it a GGUF file's are widened to `dtype`.
+    `backend` "auto" runs a GGUF file by llama.cpp where that is installed and every setting goes
+    with it, and all else by torch; `gpu_layers`, `batch` and `micro_batch` are llama.cpp's n_gpu_
+    layers (-1: all), n_batch and n_ubatch.
     """
 
     path: str = "demo"
+    backend: Literal["auto", "torch", "llama.cpp"] = "auto"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     quantize: Literal["none", "int8"] = "none"
     max_length: int | None = field(default=None, metadata={"low": 2})
     exact: bool | None = None
     threads: int | None = field(default=None, metadata={"low": 1, "high": 1024})
+    gpu_layers: int = field(default=0, metadata={"low": -1})
+    batch: int = field(default=2048, metadata={"low": 1})
+    micro_batch: int = field(default=512, metadata={"low": 1})
 
     def __post_init__(self) -> None:
         check_fields(self, "target")
@@ -96,13 +103,21 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateConfig:
-    """How a state takes rejected rows back; `capacity` None lets the engine fit the windows."""
+    """How a state takes rejected rows back; `capacity` None lets the engine fit the windows.
 
-    rollback: Literal["log", "snapshots", "checkpoint"] = "log"
+    `rollback` "auto" is "log", and "snapshots" where llama.cpp runs the target.
+    """
+
+    rollback: Literal["auto", "log", "snapshots", "checkpoint"] = "auto"
     capacity: int | None = field(default=None, metadata={"low": 1})
 
     def __post_init__(self) -> None:
         check_fields(self, "state")
+
+    @property
+    def policy(self) -> Literal["log", "snapshots", "checkpoint"]:
+        """What states of torch do."""
+        return "log" if self.rollback == "auto" else self.rollback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ class Generation:
             prompt_token_ids=tuple(session.tokens[: session.prompt_len]),
             finish_reason=session.finish_reason or "cancelled",
             usage={**used, "total_tokens": sum(used.values())},
-            timings=timings(session.counters),
+            timings=timings(session.counters) | {"backend": self._engine.backend},
             seed=session.sampling.seed,
             budget=tuple(session.budget.explain()),
             logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
@@ -185,6 +185,8 @@ class Generation:
 
 class Engine:
     """Generates text with a target, speculating where it was told to."""
+
+    backend = "torch"
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ import ctypes
 import weakref
 from pathlib import Path
 
-from outrider.errors import CheckpointError
+from outrider.errors import CheckpointError, ConfigError
 from outrider.models.llamacpp.library import Library, library
 
 
@@ -13,10 +13,15 @@ class LlamaWeights:
 
     def __init__(self, path: Path, *, gpu_layers: int = 0) -> None:
         """Load a file, `gpu_layers` of it to an accelerator (-1: all); CheckpointError if it is
-        refused."""
+        refused, ConfigError where there is no accelerator."""
         self.path = path
         self.library: Library = library()
         call = self.library.call
+        if gpu_layers and not call.llama_supports_gpu_offload():
+            raise ConfigError(
+                f"target.gpu_layers = {gpu_layers} needs a GPU and a llama.cpp for it, but none is "
+                "there or this one was compiled for the CPU: leave it out."
+            )
         wanted = call.llama_model_default_params()
         wanted.n_gpu_layers = gpu_layers
         self.handle = call.llama_model_load_from_file(str(path).encode(), wanted)
