@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.assemble.engine import Engine
-from outrider.assemble.planning import measure_layers
+from outrider.assemble.planning import measure_beside, measure_layers
 from outrider.assemble.target import load_target
 from outrider.config.run import (
     LinkConfig,
@@ -171,13 +171,17 @@ def cell_of(key: tuple[float, float, int], counters: Counters) -> Cell:
 
 def layer_cell(options: argparse.Namespace) -> Cell:
     """Layer times, measured before any stage runs."""
-    decoder = load_target(TargetConfig(path=options.target, threads=options.threads)).decoder
-    times = measure_layers(decoder)
+    run = config(options, 0.0)
+    target = load_target(run.target)
+    times = measure_layers(target.decoder)
+    beside = measure_beside(run, target, times)
     sizes = [len(part) for part in split(range(len(times.kinds)), options.stages)]
     return {
         "stages": times.stages(sizes, wired=not options.in_process),
         "width": options.width,
         "parallel": not options.in_process,
+        "window_ms": beside.window_ms,
+        "crowding": beside.crowding,
         "target": options.target,
         "layer_ms": {kind: list(curve) for kind, curve in times.layer.items()},
     }
@@ -218,7 +222,8 @@ def show(options: argparse.Namespace) -> None:
 
 
 def pipeline_of(head: Cell, cell: Cell) -> Pipeline:
-    return Pipeline(stages=head["stages"], round_trip_ms=cell["rtt"], parallel=head["parallel"])
+    known = {name: head[name] for name in ("stages", "parallel", "window_ms", "crowding")}
+    return Pipeline(**known, round_trip_ms=cell["rtt"])
 
 
 def surface(found: Sequence[Cell]) -> Iterator[str]:

@@ -1,11 +1,20 @@
 """The plan: measured layer times make stages, and the best cut, width and depth are named."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from outrider.assemble.planning import MEASURED, LayerTimes, Question, answer, measure_layers
-from outrider.config.run import LinkConfig, StagesConfig
+from outrider.assemble import trial
+from outrider.assemble.planning import (
+    MEASURED,
+    LayerTimes,
+    Question,
+    answer,
+    measure_beside,
+    measure_layers,
+)
+from outrider.config.run import LinkConfig, RunConfig, StagesConfig, TargetConfig
 from outrider.engine.pipeline import Pipeline, speed
 from tests.helpers.runs import make_decoder
 
@@ -82,3 +91,48 @@ def test_layers_are_measured_by_kind(tmp_path: Path):
         assert min(curve) >= 0.0
     assert min(times.bare) > 0.0
     assert sum(stage[0] for stage in times.stages((2, 2), wired=True)) > 0.0
+
+
+class Crowded:
+    """Two stages of 10 ms in turn, 6 ms of waking up for each window, passes 1.5 times as long
+    while both are busy. Scripted time."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waiting = []
+        self.closed = False
+
+    def open(self, session, sampling, prompt_len, taps=()):
+        pass
+
+    def submit(self, window):
+        self.waiting.append(window)
+
+    def poll(self):
+        first, self.waiting = self.waiting, []
+        self.now += (6 + 20 + 15 * (len(first) - 1)) / 1e3
+        return first
+
+    def shutdown(self):
+        self.closed = True
+
+
+def test_stages_that_share_a_machine_are_tried_together(monkeypatch):
+    stage = Crowded()
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: stage.now))
+    beside = trial.try_stages(stage, [[10.0] * 8, [10.0] * 8])
+    assert stage.closed
+    assert beside.window_ms == pytest.approx(6.0)
+    assert beside.crowding == pytest.approx(1.5)
+    question = Question(acceptance=0.95, round_trip_ms=0.0)
+    stages = StagesConfig(count=2, processes=True)
+    alone, shared = (answer(TIMES, stages, question, one) for one in (trial.Beside(), beside))
+    slow, fast = shared["plain_tokens_per_second"], alone["plain_tokens_per_second"]
+    assert 1e3 / slow == pytest.approx(1e3 / fast + 6.0)
+    assert shared["table"][-1]["tokens_per_second"] < alone["table"][-1]["tokens_per_second"]
+
+
+def test_stages_elsewhere_and_within_the_process_are_not_tried():
+    for stages in (StagesConfig(count=2), StagesConfig(count=2, address="auto")):
+        run = RunConfig(target=TargetConfig(path="demo"), stages=stages)
+        assert measure_beside(run, None, TIMES) == trial.Beside()

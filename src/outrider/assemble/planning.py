@@ -12,8 +12,10 @@ import torch
 from outrider.assemble.calibration import Pass, passes, per_rows
 from outrider.assemble.cut import cut
 from outrider.assemble.setup import make_picker
-from outrider.assemble.target import load_target
-from outrider.config.run import RunConfig, StagesConfig
+from outrider.assemble.stages import make_stage
+from outrider.assemble.target import LoadedTarget, load_target
+from outrider.assemble.trial import FULL, Beside, try_stages
+from outrider.config.run import LinkConfig, RunConfig, StagesConfig
 from outrider.core_types import Window
 from outrider.engine.pipeline import Pipeline, Shape, best, law, plain, speed, steps
 from outrider.models.decoder import Decoder, Layer
@@ -29,6 +31,7 @@ SECONDS = 0.8
 BALANCED_AT = 8
 """Rows of the window for which a balanced cut makes the slowest stage as fast as can be."""
 MOST_CUTS = 50_000
+ALONE = Beside()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +74,28 @@ def plan(config: RunConfig, question: Question) -> dict[str, object]:
     if stages.is_apart and config.target.threads is None:
         threads = max((os.cpu_count() or 1) // stages.count, 1)
         config = replace(config, target=replace(config.target, threads=threads))
-    decoder = load_target(config.target).decoder
-    times = measure_layers(decoder)
-    return answer(times, stages, question)
+    target = load_target(config.target)
+    times = measure_layers(target.decoder)
+    return answer(times, stages, question, measure_beside(config, target, times))
 
 
-def answer(times: LayerTimes, stages: StagesConfig, question: Question) -> dict[str, object]:
+def measure_beside(config: RunConfig, target: LoadedTarget, times: LayerTimes) -> Beside:
+    """What the configured stages take beyond `times`; nothing is known of those elsewhere."""
+    stages = replace(config.stages, link=LinkConfig())
+    if not stages.processes or stages.address:
+        return Beside()
+    sizes = [last - first for first, last in cut(stages, len(times.kinds))]
+    stage = make_stage(replace(config, stages=stages), target, FULL * BALANCED_AT)
+    return try_stages(stage, times.stages(sizes, wired=True))
+
+
+def answer(
+    times: LayerTimes, stages: StagesConfig, question: Question, beside: Beside = ALONE
+) -> dict[str, object]:
     """What `times` make of a question; pure."""
     found = []
     for sizes in _cuts(times, stages):
-        pipeline = _pipeline(times, sizes, stages, question)
+        pipeline = _pipeline(times, sizes, stages, question, beside)
         shape = best(pipeline, question.acceptance, steps(len(times.bare)), _depths(question))
         found.append((shape, sizes, pipeline))
     shape, sizes, pipeline = max(found, key=lambda entry: entry[0].speed)
@@ -122,7 +137,11 @@ def _depths(question: Question) -> list[int]:
 
 
 def _pipeline(
-    times: LayerTimes, sizes: Sequence[int], stages: StagesConfig, question: Question
+    times: LayerTimes,
+    sizes: Sequence[int],
+    stages: StagesConfig,
+    question: Question,
+    beside: Beside,
 ) -> Pipeline:
     ways, link = (2 if len(sizes) == 1 else len(sizes)), stages.link
     told = question.round_trip_ms
@@ -132,6 +151,8 @@ def _pipeline(
         row_ms=times.row_bytes * 8 / (link.mbps * 1e3) if link.mbps else 0.0,
         draft_ms=question.draft_ms,
         parallel=stages.is_apart,
+        window_ms=beside.window_ms,
+        crowding=beside.crowding,
     )
 
 

@@ -32,7 +32,11 @@ class PlanFlags:
 
 @with_flags(flags=PlanFlags, run=RunFlags)
 def plan(*, flags: PlanFlags, run: RunFlags) -> None:
-    """Predict tokens/s of cuts, depths and run-ahead budgets from layer times measured here."""
+    """Predict tokens/s of cuts, depths and run-ahead budgets from layer times measured here.
+
+    With --stage-processes the stages are tried together on this machine, whose processors they
+    share; stages on machines of their own are taken to share nothing.
+    """
     flags.check()
     loaded = run.load()
     from outrider.assemble import planning

@@ -22,7 +22,8 @@ class Pipeline:
 
     `stages[i][n - 1]` is a pass of n rows through stage i. `round_trip_ms` are all links together;
     `row_ms` is what one row occupies a link for. `draft_ms` is drafting one token, `window_ms` what
-    the coordinator spends on a window beside. `parallel`: the parts work at the same time.
+    the coordinator spends on a window beside. `parallel`: the parts work at the same time, each
+    `crowding` times as long as alone where they share a processor.
     """
 
     stages: Sequence[Sequence[float]]
@@ -31,6 +32,7 @@ class Pipeline:
     draft_ms: float = 0.0
     window_ms: float = 0.0
     parallel: bool = True
+    crowding: float = 1.0
 
     @property
     def widest(self) -> int:
@@ -49,7 +51,8 @@ class Pipeline:
 
     def pace_ms(self, width: int) -> float:
         """Time between two windows where many are in flight."""
-        return max(self.parts_ms(width)) if self.parallel else sum(self.parts_ms(width))
+        parts = self.parts_ms(width)
+        return max(parts) * self.crowding if self.parallel else sum(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
