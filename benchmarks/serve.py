@@ -5,7 +5,10 @@
     python benchmarks/serve.py --turns 10
 
 Starts the server in a process of its own on a loopback port. The first form runs legs in turn (one
-stream plain, all plain, all speculative, one speculative) and prints medians of their ratios. The
+stream plain, all plain, all speculative, one speculative) and prints medians of their ratios. In a
+leg of many, each client sends one request behind another; what counts are the tokens between the
+end of the first request and the begin of the last one, when all clients have a stream: streams that
+are drafted well end early, and would leave the others alone with a server that is not full. The
 second sends requests of which a third leave at random, and compares what is left of them. The
 third measures the first token of a chat's second turn with and without its first. The last line is
 one line of JSON.
@@ -31,6 +34,8 @@ from outrider import demo
 
 START = "from outrider.cli.main import main; main()"
 OFF = {"max_draft_tokens": 0}
+EACH = 4
+"""Requests of a client in a leg of many."""
 
 
 @dataclass(frozen=True)
@@ -113,27 +118,46 @@ async def follow(
     return Stream(text, timings.get("predicted_n", 0), first, last, timings.get("cache_n", 0))
 
 
-async def leg(
-    server: Server, streams: int, tokens: int, speculative: dict[str, Any]
-) -> list[Stream]:
-    limits = httpx.Limits(max_connections=streams)
+@dataclass(frozen=True)
+class Leg:
+    """Streams by prompt; tokens per second while all clients had one, and of the whole leg."""
+
+    streams: dict[str, Stream]
+    full: float
+    whole: float
+
+
+async def leg(server: Server, clients: int, tokens: int, speculative: dict[str, Any]) -> Leg:
+    """`clients` at once, `EACH` requests for each of several; a single one sends one."""
+    texts = prompts(clients * EACH if clients > 1 else 1)
+    waiting, found, marks = list(reversed(texts)), dict[str, Stream](), list[tuple[float, float]]()
+
+    async def mark() -> None:
+        done = await asyncio.to_thread(server.figure, "outrider_generation_tokens_total")
+        marks.append((time.perf_counter(), done))
+
+    async def one(client: httpx.AsyncClient) -> None:
+        while waiting:
+            text = waiting.pop()
+            if not waiting:
+                await mark()
+            more = {"max_tokens": tokens, "speculative": speculative}
+            found[text] = await follow(client, server.address, text, **more)
+            if len(found) == 1:
+                await mark()
+
+    limits, began = httpx.Limits(max_connections=clients), time.perf_counter()
     async with httpx.AsyncClient(timeout=600, limits=limits) as client:
-        sent = [
-            follow(client, server.address, text, max_tokens=tokens, speculative=speculative)
-            for text in prompts(streams)
-        ]
-        return await asyncio.gather(*sent)
-
-
-def rate(streams: list[Stream]) -> float:
-    """Tokens per second of all together."""
-    return sum(one.tokens for one in streams) / max(one.last for one in streams)
+        await asyncio.gather(*[one(client) for _ in range(clients)])
+    whole = sum(stream.tokens for stream in found.values()) / (time.perf_counter() - began)
+    (first, before), (last, after) = marks[:2]
+    return Leg(found, (after - before) / (last - first) if clients > 1 else whole, whole)
 
 
 def load(options: argparse.Namespace) -> dict[str, Any]:
     legs = {"one plain": (1, OFF), "all plain": (options.streams, OFF)}
     legs |= {"all speculative": (options.streams, {}), "one speculative": (1, {})}
-    rounds: list[dict[str, list[Stream]]] = []
+    rounds: list[dict[str, Leg]] = []
     with served("--target", options.target, *options.flags) as server:
         for number in range(options.rounds + 1):
             done = {
@@ -143,21 +167,27 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
             if number:  # The first round warms up.
                 rounds.append(done)
     for done in rounds:
-        texts = [[one.text for one in done[name]] for name in ("all plain", "all speculative")]
-        assert texts[0] == texts[1], "speculation changed an output"
-        assert done["one plain"][0].text == texts[0][0], "company changed an output"
+        plain = {text: one.text for text, one in done["all plain"].streams.items()}
+        for found in done.values():
+            assert all(plain[text] == one.text for text, one in found.streams.items())
 
-    def median(one: str, other: str) -> float:
-        return statistics.median(rate(done[one]) / rate(done[other]) for done in rounds)
+    def median(one: str, other: str, figure: str = "full") -> float:
+        pairs = [(getattr(done[one], figure), getattr(done[other], figure)) for done in rounds]
+        return statistics.median(first / second for first, second in pairs)
 
-    speeds = [[s.speed for s in done[name]] for done in rounds for name in legs if "all" in name]
+    def slowest(name: str) -> float:
+        speeds = [[one.speed for one in done[name].streams.values()] for done in rounds]
+        return min(min(speed) / statistics.median(speed) for speed in speeds)
+
     return {
         "streams": options.streams,
-        "plain tokens/s, one": statistics.median(rate(done["one plain"]) for done in rounds),
+        "plain tokens/s, one": statistics.median(done["one plain"].full for done in rounds),
         "all plain / one plain": median("all plain", "one plain"),
         "all speculative / all plain": median("all speculative", "all plain"),
+        "the same, begin and end included": median("all speculative", "all plain", "whole"),
         "one speculative / one plain": median("one speculative", "one plain"),
-        "slowest / median stream": min(min(s) / statistics.median(s) for s in speeds),
+        "slowest / median stream, plain": slowest("all plain"),
+        "slowest / median stream, speculative": slowest("all speculative"),
     }
 
 
