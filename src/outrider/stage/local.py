@@ -21,8 +21,16 @@ class LocalStage(Part):
     """Nothing is on its way: `poll` runs what it answers."""
 
     def __init__(
-        self, decoder: Model, policy: Policy, capacity: int, picker: PickerFactory
+        self,
+        decoder: Model,
+        policy: Policy,
+        capacity: int,
+        picker: PickerFactory,
+        *,
+        in_step: bool = False,
     ) -> None:
+        """`in_step`: each `poll` comes after its caller took in all replies of those before."""
+        self._in_step = in_step
         super().__init__(decoder, policy, capacity, picker)
         self._kept: dict[int, State] = {}
 
@@ -33,6 +41,9 @@ class LocalStage(Part):
         self.take(Void(session, epoch))
 
     def poll(self) -> list[Reply]:
+        if self._in_step:
+            for slot in self._slots.values():
+                slot.judge_oldest()
         return [to_reply(frame) for frame in self.run()]
 
     def keep(self, session: int, key: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -85,6 +85,14 @@ class Slot:
 
     def is_stale(self, frame: Frame) -> bool:
         return frame.skipped or frame.window.epoch <= self.void_epoch
+
+    def judge_oldest(self) -> None:
+        """Take the oldest window's predecessors as judged: it is stale, or all of them stay and so
+        does its first row, as if it began an epoch."""
+        window = self.queue[0].window if self.queue else None
+        if window and not window.opens_epoch and not self.is_stale(self.queue[0]):
+            judged = replace(window, floor=window.start, opens_epoch=True)
+            self.queue[0] = replace(self.queue[0], window=judged)
 
     def return_to(self, start: int) -> tuple[Rollback | None, Sequence[Row]]:
         """Settle the state at `start`, or as close below as it can be brought without a pass.

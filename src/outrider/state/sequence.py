@@ -24,7 +24,7 @@ class Checkpoint:
     """
 
     length: int
-    recurrent: DeltaCopy | bytes | None
+    recurrent: DeltaCopy | bytearray | None
 
 
 class SequenceState:

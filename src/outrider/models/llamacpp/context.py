@@ -16,6 +16,8 @@ PARTIAL = 1
 """`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cutting off cannot bring back."""
 TYPES = {"f32": 0, "f16": 1}
 FLASH_AUTO, FLASH_OFF = -1, 0
+Copy = bytearray
+"""Bytes of a sequence, or of its recurrent part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +112,19 @@ class LlamaContext:
         """Size of a copy of a sequence."""
         return int(self._call.llama_state_seq_get_size_ext(self.handle, sequence, flags))
 
-    def save(self, sequence: int, flags: int = 0) -> bytes:
+    def save(self, sequence: int, flags: int = 0) -> Copy:
         """A copy of a sequence, or of its recurrent part alone (`PARTIAL`)."""
         size = self.nbytes(sequence, flags)
-        copy = (ctypes.c_uint8 * size)()
-        got = self._call.llama_state_seq_get_data_ext(self.handle, copy, size, sequence, flags)
+        copy = bytearray(size)
+        place = (ctypes.c_uint8 * size).from_buffer(copy)
+        got = self._call.llama_state_seq_get_data_ext(self.handle, place, size, sequence, flags)
         if got != size:
             raise StageError(f"llama.cpp saved {got} of {size} bytes of a sequence.")
-        return bytes(copy)
+        return copy
 
-    def load(self, sequence: int, copy: bytes, flags: int = 0) -> None:
+    def load(self, sequence: int, copy: Copy, flags: int = 0) -> None:
         """Bring a copy back; raises StageError where the library refuses it."""
-        data = (ctypes.c_uint8 * len(copy)).from_buffer_copy(copy)
+        data = (ctypes.c_uint8 * len(copy)).from_buffer(copy)
         if not self._call.llama_state_seq_set_data_ext(
             self.handle, data, len(copy), sequence, flags
         ):

@@ -4,7 +4,7 @@ import weakref
 
 from outrider.errors import StateError
 from outrider.models.llamacpp.batch import Piece
-from outrider.models.llamacpp.context import PARTIAL, LlamaContext
+from outrider.models.llamacpp.context import PARTIAL, Copy, LlamaContext
 from outrider.models.llamacpp.snapshots import Snapshots
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint
@@ -21,7 +21,7 @@ class LlamaState:
     delta: None = None
 
     def __init__(
-        self, context: LlamaContext, capacity: int, copy: bytes | None = None, length: int = 0
+        self, context: LlamaContext, capacity: int, copy: Copy | None = None, length: int = 0
     ) -> None:
         """Of `capacity` snapshots, or what was copied at `length`."""
         self._context, self._copy = context, copy
@@ -112,7 +112,7 @@ class LlamaState:
         """Go back to a checkpoint of this state taken at a length that it still holds."""
         if saved.length > self.length:
             raise StateError(f"checkpoint at {saved.length} lies beyond length {self.length}.")
-        if isinstance(saved.recurrent, bytes):
+        if isinstance(saved.recurrent, bytearray):
             # First the recurrent part: it refuses to be cut where it has no snapshot.
             self._context.load(self._occupy(), saved.recurrent, PARTIAL)
         self._cut(saved.length)
