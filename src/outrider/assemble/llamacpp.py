@@ -102,7 +102,7 @@ def load_by_llama_cpp(config: RunConfig, sequences: int) -> Parts:
     _check_memory(contexts)
     model, drafting = target.context(), _drafting(draft, target)
     policy: Policy = "snapshots" if model.context.snapshots else "checkpoint"
-    stage = LocalStage(model, policy, model.context.snapshots, make_picker)
+    stage = LocalStage(model, policy, model.context.snapshots, make_picker, in_step=True)
     return Parts(
         stage=stage,
         tokenizer=target.tokenizer,
