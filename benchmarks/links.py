@@ -195,7 +195,7 @@ def main() -> None:
     ask.add_argument("--rtt", type=float, default=100.0)
     ask.add_argument("--jitter", type=float, default=20.0)
     ask.add_argument("--rounds", type=int, default=2)
-    ask.set_defaults(run=measure, stages=2, width=8, threads=1, in_process=False)
+    ask.set_defaults(run=measure, stages=2, width=8, depths=[16], threads=1, in_process=False)
     options = parser.parse_args()
     options.run(options)
 

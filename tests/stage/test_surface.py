@@ -8,10 +8,13 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
 from outrider.core_types import Draft, Needs
+from outrider.engine import session
+from outrider.engine.link_budget import LinkBudget
 from outrider.engine.pipeline import Pipeline, law, plain, speed
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import ChainStage
@@ -75,10 +78,12 @@ class TimedPart:
         window = frame.window
         if frame.skipped or window.epoch <= self.void:
             return [replace(frame, skipped=True)]
-        self.clock.sleep(self.passes[min(len(window.tokens), 16) - 1] / 1e3)
+        took = self.passes[min(len(window.tokens), 16) - 1]
+        self.clock.sleep(took / 1e3)
         end = window.end + 1
         tokens = tuple(TRUTH[end - window.wanted : end])
-        return [replace(frame, picked=Picked(tokens=tokens) if self.is_tail else None)]
+        picked = Picked(tokens=tokens) if self.is_tail else None
+        return [replace(frame, picked=picked, verify_ms=frame.verify_ms + took)]
 
 
 @dataclass
@@ -103,9 +108,18 @@ class ErringDrafter:
         pass
 
 
-def measured(round_trip: float, rate: float, depth: int, jitter: float = 0.0):
+def measured(
+    round_trip: float,
+    rate: float,
+    depth: int,
+    jitter: float = 0.0,
+    *,
+    count: int | None = None,
+    budget=None,
+    clock: VirtualClock | None = None,
+):
     """Tokens a virtual second, and the acceptance that it came to."""
-    clock = VirtualClock()
+    clock = clock or VirtualClock()
     parts = [TimedPart(clock, PASSES[0], False), TimedPart(clock, PASSES[1], True)]
     link = LinkSettings(delay_ms=round_trip / 2, jitter_ms=jitter)
     made = engine(
@@ -115,8 +129,10 @@ def measured(round_trip: float, rate: float, depth: int, jitter: float = 0.0):
         depth=depth,
         tokenizer=Letters(),
     )
+    if budget:
+        made.speculation = replace(made.speculation, budget=budget)
     # Plain decoding is the same token by token.
-    count = TOKENS if rate else 100
+    count = count or (TOKENS if rate else 100)
     request = made.generate(TRUTH[:PROMPT], sampling=SamplingParams(), max_tokens=count)
     pieces = iter(request)
     next(pieces)
@@ -158,3 +174,16 @@ def test_depth_comes_close_to_the_law_over_a_long_link_and_costs_nothing_without
 def test_jitter_costs_little():
     (steady, _), (jittery, _) = (measured(100.0, 0.97, 16, jitter) for jitter in (0.0, 20.0))
     assert jittery > 0.8 * steady
+
+
+@pytest.mark.parametrize("rate", [0.7, 0.92, 0.98])
+def test_the_controller_comes_close_to_the_best_fixed_shape_within_160_tokens(rate, monkeypatch):
+    clock = VirtualClock()
+    monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: clock.time))
+
+    def budget():
+        return LinkBudget(WIDTH, 16, stages=2, parallel=False, round_trip_ms=100.0)
+
+    chosen, _ = measured(100.0, rate, 16, count=160, budget=budget, clock=clock)
+    fixed = [measured(100.0, rate, depth, count=160)[0] for depth in (1, 4, 16)]
+    assert chosen > 0.9 * max(fixed)

@@ -13,11 +13,12 @@ from outrider.engine.curve import Curve
 from outrider.engine.pipeline import Pipeline, Shape, best, steps
 
 DECAY = 0.97
-PRIOR, WEIGHT = 0.7, 4.0
+PRIOR, WEIGHT = 0.9, 4.0
+"""High: over a link windows that turn out void cost little, and an epoch that lacks them a lot."""
 CERTAIN = 0.999
 """Acceptance is never taken to be higher: an epoch ends some day."""
 EVERY = 4
-"""Epochs between two choices."""
+"""Epochs between two choices, once so many have passed."""
 LOOSE = 0.05
 """How fast the round trip and the cost of drafting follow a rise; they follow a fall at once."""
 
@@ -43,7 +44,7 @@ class LinkBudget(FixedBudget):
 
     def shape(self) -> tuple[int, int]:
         """Rows and windows in flight for the epoch that begins."""
-        if self._epochs % EVERY == 0:
+        if self._epochs < EVERY or self._epochs % EVERY == 0:
             self._shape = best(self._pipeline(), self._rate(), self._widths, self._depths)
         self._epochs += 1
         return self._shape.width, self._shape.depth
