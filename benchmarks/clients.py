@@ -83,7 +83,8 @@ def schemathesis(address: str, examples: int) -> int:
     words = ["run", f"{address}/openapi.json", "--checks", "not_a_server_error"]
     words += ["--max-examples", str(examples), "--request-timeout", "60", "--suppress-health-check"]
     code = "from schemathesis.cli import schemathesis; schemathesis()"
-    return subprocess.call([sys.executable, "-c", code, *words, "all"])
+    with tempfile.TemporaryDirectory() as notes:  # It writes some where it runs.
+        return subprocess.call([sys.executable, "-c", code, *words, "all"], cwd=notes)
 
 
 def main() -> None:

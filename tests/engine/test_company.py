@@ -85,6 +85,7 @@ def test_a_new_session_begins_with_what_the_others_know() -> None:
     costs = Costs(verify=[dear(rows) for rows in range(1, 129)], draft={"suffix": ()}, drafts=MOST)
     alone = Controller(costs)
     assert alone.keep(Draft(tokens=(0,) * MOST, source="suffix")) is not None
+    side.company.price = 0.5
     newcomer = Controller(costs, company=side.company)
     drafts = [newcomer.keep(Draft(tokens=(0,) * MOST, source="suffix")) for _ in range(3)]
     assert drafts == [None] * 3
