@@ -30,8 +30,10 @@ from outrider.config.run import SpeculativeConfig, StateConfig, TargetConfig
 from outrider.telemetry.counters import Counters, acceptance_rate, mean_acceptance_length, merge
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET, DRAFT = "demo.gguf", "demo-draft.gguf"
+TARGET, DRAFT = "target.gguf", "draft.gguf"
 DRAFTS = 4
+MOST_COPIED = 8
+"""Drafts of an n-gram round, on both sides."""
 LENGTHS = range(1, 9)
 MOST_SHARE = 0.05
 
@@ -56,7 +58,14 @@ def rows(drafts: int) -> dict[str, Row]:
             floors={"plain": 0.95, "draft": 1.5},
         ),
         "n-gram": Row(
-            flags=("--target", TARGET, "--method", "suffix"),
+            flags=(
+                "--target",
+                TARGET,
+                "--method",
+                "suffix",
+                "--max-draft-tokens",
+                str(MOST_COPIED),
+            ),
             workload="re-emit",
             floors={"plain": 0.95, "n-gram": 1.0},
         ),
@@ -72,10 +81,16 @@ def run(row: Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The report of one `outrider bench`, in a process of its own."""
     report = folder / "report.json"
     words = ["--backend", "llama.cpp", "--threads", str(options.threads)]
-    words += ["--peer", f"llama.cpp:n_max={options.drafts}", "--workload", row.workload]
+    words += [
+        "--peer",
+        f"llama.cpp:n_max={options.drafts},size_m={MOST_COPIED}",
+        "--workload",
+        row.workload,
+    ]
     words += ["--ignore-eos", "--output", str(report), *(["--quick"] if options.quick else [])]
     words += ["--prompts", str(options.prompts), "--tokens", str(options.tokens)]
-    command = [sys.executable, "-m", "outrider.cli.main", "bench", *row.flags, *words]
+    start = "from outrider.cli.main import main; main()"
+    command = [sys.executable, "-c", start, "bench", *row.flags, *words]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=False)
     if not report.exists():
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")

@@ -30,7 +30,7 @@ def bench(world, tmp_path, monkeypatch, capsys):
         engine = make_engine(ScriptedStage(world, fault), lambda: ScriptedDrafter(world, **drafter))
         engine.describe = lambda: {"exact": True}
         monkeypatch.setattr(
-            "outrider.assemble.engine.Engine.load_run", lambda config, sequences: engine
+            "outrider.assemble.engine.Engine.load_run", lambda config, sequences, drafters: engine
         )
         words = ["bench", "--target", target, "--method", "suffix", "--workload", str(file)]
         with pytest.raises(SystemExit) as ended:

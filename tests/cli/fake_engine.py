@@ -101,7 +101,7 @@ class Engine:
         self.sampling_defaults = SamplingParams(temperature=0.5, top_k=11)
 
     @classmethod
-    def load_run(cls, config, sequences=1) -> "Engine":
+    def load_run(cls, config, sequences=1, drafters=None) -> "Engine":
         cls.script.configs.append(config)
         if cls.script.load_error:
             raise cls.script.load_error

@@ -53,11 +53,16 @@ class Engine(EngineFacade):
         )
 
     @classmethod
-    def load_run(cls, config: RunConfig, sequences: int = 1) -> "Engine":
-        """Load everything that a whole configuration names, for `sequences` side by side."""
+    def load_run(
+        cls, config: RunConfig, sequences: int = 1, drafters: int | None = None
+    ) -> "Engine":
+        """Load everything that a whole configuration names, for `sequences` side by side, and
+        `drafters` where these are more."""
         check(config)
-        load = load_by_llama_cpp if runs_by_llama_cpp(config) else _load_by_torch
-        parts = load(config, sequences)
+        if runs_by_llama_cpp(config):
+            parts = load_by_llama_cpp(config, sequences, drafters or sequences)
+        else:
+            parts = _load_by_torch(config, sequences)
         engine = cls(parts.stage, parts.tokenizer, parts.speculation, parts.defaults)
         engine.parts, engine.backend = parts, str(parts.facts["backend"])
         return engine

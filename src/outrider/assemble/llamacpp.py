@@ -91,11 +91,12 @@ class GgufModel:
             return None
 
 
-def load_by_llama_cpp(config: RunConfig, sequences: int) -> Parts:
-    """Load target and draft model for `sequences` side by side; any failure ends the start."""
+def load_by_llama_cpp(config: RunConfig, sequences: int, drafters: int) -> Parts:
+    """Load the target for `sequences` side by side and the draft model for `drafters`; any failure
+    ends the start."""
     config, picked = _pick(config)
     target = _open(resolve(config.target.path), config.target, sequences)
-    draft = _open_draft(config, target)
+    draft = _open_draft(config, target, drafters)
     windows = window_limits(config.speculative)
     target, windows = _with_snapshots(config, target, windows)
     contexts = [target, *([draft] if isinstance(draft, GgufModel) else [])]
@@ -181,7 +182,9 @@ def _with_snapshots(
     return replace(target, settings=wanted), replace(windows, width=width)
 
 
-def _open_draft(config: RunConfig, target: GgufModel) -> GgufModel | DraftModel | None:
+def _open_draft(
+    config: RunConfig, target: GgufModel, sequences: int
+) -> GgufModel | DraftModel | None:
     """The draft model: by llama.cpp a GGUF file, by torch a folder."""
     name = config.speculative.draft_model
     if name is None:
@@ -189,7 +192,7 @@ def _open_draft(config: RunConfig, target: GgufModel) -> GgufModel | DraftModel 
     try:
         path = resolve(name)
         if is_gguf(path):
-            return _open_draft_file(path, config.target, target)
+            return _open_draft_file(path, config.target, target, sequences)
         options = replace(load_options(config.target), max_length=None)
         decoder = load_decoder(path, Kernels(exact=False), options)
         return DraftModel(decoder, _shared(load_tokenizer(path), decoder.vocab_size, target))
@@ -199,16 +202,18 @@ def _open_draft(config: RunConfig, target: GgufModel) -> GgufModel | DraftModel 
         ) from None
 
 
-def _open_draft_file(path: Path, config: TargetConfig, target: GgufModel) -> GgufModel:
+def _open_draft_file(
+    path: Path, config: TargetConfig, target: GgufModel, sequences: int
+) -> GgufModel:
     """A draft model's context is as long as its own training allows and the target needs; rows
     run one at a time leave no snapshots, so it has none."""
-    sequences, length = target.settings.sequences, target.settings.length
+    name = "the draft model"
     if path.resolve() == target.file.path.resolve():
-        return replace(target, name="the draft model", settings=replace(target.settings))
-    config = replace(config, max_length=None)
-    draft = _open(path, config, sequences, "the draft model")
+        settings = replace(target.settings, sequences=sequences)
+        return replace(target, name=name, settings=settings)
+    draft = _open(path, replace(config, max_length=None), sequences, name)
     _shared(draft.tokenizer, draft.weights.vocab_size, target)
-    length = min(draft.settings.length, length)
+    length = min(draft.settings.length, target.settings.length)
     return replace(draft, settings=replace(draft.settings, length=length))
 
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import fmean, median
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ from outrider.bench.leg import GREEDY
 from outrider.bench.replay import Passage, RunPass
 from outrider.core_types import Reply, Window
 from outrider.errors import StageError
-from outrider.stage.base import Stage
+from outrider.stage.base import KeepingStage, Stage
 
-STEPPING, VERIFYING, READING = -11, -12, -13
+STEPPING, VERIFYING, READING, KEPT = -11, -12, -13, -14
 """Sessions of the calibration; an engine's own are counted from 0."""
 PREFILL_ROWS = 256
 SPAN = 64
@@ -117,6 +118,7 @@ def _measure(
     into.verify.setdefault(rows, []).append(verifying.look(0, rows).verify_ms)
     if kept < rows:
         into.rollback.setdefault(kept, []).append(verifying.look(kept, 1).rollback_ms)
+    verifying.rewind()
 
 
 def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tensor:
@@ -152,6 +154,9 @@ class _Place:
 
     def __init__(self, stage: Stage, session: int, passage: Passage, origin: int) -> None:
         self._stage, self._session, self._origin = stage, session, origin
+        # Where a stage cannot take back the token that an epoch began with.
+        keeps = session == VERIFYING and not getattr(stage, "rewinds", True)
+        self._keeper = cast(KeepingStage, stage) if keeps else None
         self._tokens = [*passage.prompt, *passage.output]
         self._ids: Iterator[int] = count()
         self._open()
@@ -165,8 +170,24 @@ class _Place:
         """Go on to a later context."""
         while self._context < context:
             rows = min(PREFILL_ROWS, context - self._context)
+            rows -= bool(self._keeper and rows > 1 and self._context + rows == context)
             self._run(self._context, rows, floor=self._context + rows, wanted=0)
             self._context += rows
+            if self._keeper and self._context == context - 1:
+                self._keeper.keep(self._session, KEPT)
+
+    def rewind(self) -> None:
+        """Stand at the context again, where the stage does not go back to it for the asking: at
+        what was kept a token before, with a pass that brings it to its place."""
+        if self._keeper:
+            before, size = self._context - 1, len(self._tokens)
+            seen = [self._tokens[place % size] for place in range(before)]
+            self.close()
+            if before:
+                self._keeper.open_kept(self._session, GREEDY, seen, KEPT)
+            else:
+                self._stage.open(self._session, GREEDY, self._origin)
+            self._run(before, 1, floor=self._context, wanted=0)
 
     def walk(self, rows: int) -> float:
         """A window of which the first row stays, so one row is a plain step; its ms. Now and then

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 GATE_FAILED = 3
 TOO_SLOW = 4
 INTERRUPTED = 130
-SESSIONS = 2
-"""Costs are calibrated with two sessions side by side."""
+MOST_DRAFTERS = 16
+"""Walked side by side, one for each number of drafts; passes are calibrated with two sessions."""
 FAIL_HELP = "Exit with 4 where the ratio is lower."
 JSON_HELP = "End standard output with one line of JSON."
 
@@ -111,7 +111,7 @@ def _measure(config: RunConfig, flags: BenchFlags, settings: "Settings") -> dict
 
     prompts = workload.load(flags.workload)
     with busy(f"loading {config.target.path}"):
-        engine = Engine.load_run(config, sequences=SESSIONS)
+        engine = Engine.load_run(config, sequences=2, drafters=MOST_DRAFTERS)
         peers = _peers(config, flags.peer or ())
     try:
         with _tools() as tools:

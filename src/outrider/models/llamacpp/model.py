@@ -27,6 +27,11 @@ class LlamaModel:
         self._logits = torch.empty(0, self.vocab_size)
 
     @property
+    def rewinds(self) -> bool:
+        """A pass leaves no snapshot of the state before its first row."""
+        return not self.context.weights.is_recurrent
+
+    @property
     def vocab_size(self) -> int:
         return self.context.weights.vocab_size
 
