@@ -51,6 +51,12 @@ class AttentionLayer:
         out = weights.matrix("o_proj", out_width, self.queries)
         bias = weights.vector("o_proj.bias", out_width) if config.out_bias else None
         self.out = kernels.make_linear(out, bias)
+        self.fused = kernels.fuse(out)
+        self.shape = config.heads, config.kv_heads, config.width, int(config.output_gate)
+        norm = self.head_norm
+        self.fused_weights = (
+            (norm.scale.numpy(), float(norm.eps)) if norm else (out.new_empty(0, 0).numpy(), 0.0)
+        )
 
     def _head_norm(self, weights: WeightReader, scale: float) -> Tensor:
         """Norm weights of query and key heads [heads + kv_heads, width]."""
@@ -88,6 +94,13 @@ class AttentionLayer:
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
         """x [N, hidden] of unit rows; returns [N, hidden]. Writes keys and values."""
         projected = self.project(x)
+        if self.fused:
+            at = plan.spans, self.index
+            window, weights = self.window or 0, self.fused_weights
+            mixed = self.fused.mix_attention(
+                projected, at, self.shape, window, weights, plan.turns
+            )
+            return self.out(mixed)
         self._turn_heads(projected, plan)
         units = zip(plan.attention.split(projected), plan.attention.units, strict=True)
         parts = [self._attend(*unit) for unit in units]

@@ -16,6 +16,7 @@ from outrider.models.config import ModelConfig
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
 from outrider.ops.activation import one_plus_exp
+from outrider.ops.fused import Fused
 from outrider.ops.linear import Linear
 from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.state.seats import Seats
@@ -35,8 +36,11 @@ class Mlp:
 
     gate_up: Linear
     down: Linear
+    fused: Fused | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.fused:
+            return self.down(self.fused.gated(self.gate_up(x)))
         gate, up = self.gate_up(x).chunk(2, -1)
         return self.down((gate * up).div_(one_plus_exp(gate)))
 
@@ -53,6 +57,11 @@ class DecoderLayer:
     eps: Tensor
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
+        if self.mlp.fused:
+            x = x.contiguous()
+            mixed = self.mixer(self.mlp.fused.unit(x, self.eps.item()), plan)
+            x, unit = self.mlp.fused.add_unit(x, mixed, self.eps.item())
+            return x + self.mlp(unit)
         x = x + self.mixer(unit_rows(x, self.eps), plan)
         return x + self.mlp(unit_rows(x, self.eps))
 

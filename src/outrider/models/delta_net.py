@@ -51,6 +51,11 @@ class DeltaLayer:
         inner = weights.take("norm.weight", config.value_width, dtype=torch.float32)
         per_head = fold_norm(out.view(-1, config.value_width), inner)
         self.out = kernels.make_linear(per_head.view(out.shape))
+        self.fused = kernels.fuse(out)
+        self.shape = config.key_heads, config.value_heads, config.key_width, config.value_width
+        self.fused_weights = (
+            (self.conv.numpy(), self.rate.numpy(), float(self.eps)) if self.fused else None
+        )
 
     def _projection(self, norm: Tensor, weights: WeightReader) -> tuple[Tensor, Tensor]:
         """One matrix with rows in the order keys, queries, values, negated gate z, negated
@@ -92,6 +97,11 @@ class DeltaLayer:
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
         """x [N, hidden] of unit rows; returns [N, hidden]. Writes the log and columns."""
+        if self.fused:
+            mixed = self.fused.mix_delta(
+                self.project(x), (plan.spans, self.index), self.shape, self.fused_weights
+            )
+            return self.out(mixed)
         size, channels, heads = self.value_size, self.config.channels, self.config.value_heads
         projected = self.project(x).float()
         grown = torch.exp(projected.narrow(1, channels, size + 2 * heads))

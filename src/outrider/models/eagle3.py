@@ -94,6 +94,7 @@ def _decoder(
             "that it was trained for."
         )
     embedding = target.embedding
+    like = torch.empty(0, dtype=reader.dtype, device=reader.device)
     if own_embedding:
         embedding = reader.matrix("embed_tokens", layers.vocab_size, layers.hidden_size)
     shared = "lm_head.weight" not in names and shape == (
@@ -107,7 +108,7 @@ def _decoder(
             _first_layer(config, first, kernels),
             *(build_layer(layers, n, 0, reader, kernels) for n in range(1, layers.num_layers)),
         ),
-        tables=build_tables(layers, kernels, reader.device, target.max_length),
+        tables=build_tables(layers, kernels, like, target.max_length),
         dtype=reader.dtype,
         exact=False,
         embedding=embedding,

@@ -78,7 +78,8 @@ def _build(
 ) -> Decoder:
     last = config.num_layers if options.last is None else options.last
     embedding, norm, head = _ends(config, reader, kernels, options.first == 0, last)
-    tables = build_tables(config, kernels, options.device, length)
+    like = torch.empty(0, dtype=options.dtype, device=options.device)
+    tables = build_tables(config, kernels, like, length)
     send = _sender(config, tables, options, last, embedding) if kernels.quantize != "none" else None
     layers: list[Layer] = []
     for number in range(options.first, last):
@@ -132,15 +133,16 @@ def _sender(
 
 
 def build_tables(
-    config: ModelConfig, kernels: Kernels, device: torch.device, length: int
+    config: ModelConfig, kernels: Kernels, like: Tensor, length: int
 ) -> PassTables:
-    """What passes of `length` positions at most look up."""
+    """What passes of `length` positions at most look up, with weights `like` this one."""
     attention, delta = config.attention, config.delta
     shape = attention.kv_heads, attention.heads // attention.kv_heads, attention.width
-    tile = kernels.tile_for_attention(*shape)
+    fused, device = kernels.fuse(like) is not None, like.device
+    tile = 1 if fused else kernels.tile_for_attention(*shape)
     cos, sin = rope_tables(attention.rope, attention.width, length)
     recurrent = None
-    if delta:
+    if delta and not fused:
         recurrent = delta.key_heads, delta.value_heads, delta.key_width, delta.value_width
     return PassTables(
         cos=cos.to(device),
@@ -152,6 +154,7 @@ def build_tables(
         chunks={chunk: chunk_table(chunk, device) for chunk in (1, LOG_CHUNK)},
         delta_tile=kernels.tile_for_delta(*recurrent) if recurrent else 1,
         group=recurrent is not None and kernels.can_group_delta(*recurrent),
+        turns=torch.stack([cos, sin]).numpy() if fused else None,
     )
 
 
@@ -195,7 +198,8 @@ def build_mlp(config: ModelConfig, layer: WeightReader, kernels: Kernels) -> Mlp
         bias = -torch.cat([weights.vector(f"{name}_proj.bias", inner) for name in ("gate", "up")])
         down_bias = weights.vector("down_proj.bias", hidden)
     down = weights.matrix("down_proj", hidden, inner)
-    return Mlp(kernels.make_linear(gate_up, bias), kernels.make_linear(down, down_bias))
+    products = kernels.make_linear(gate_up, bias), kernels.make_linear(down, down_bias)
+    return Mlp(*products, kernels.fuse(down))
 
 
 def _ends(

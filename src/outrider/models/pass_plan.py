@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,12 +70,18 @@ class Parts(Generic[U]):
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """The parts of a pass for each kind of mixer; cos, signed sin [N, 1, width] of every row."""
+    """The parts of a pass for each kind of mixer; cos, signed sin [N, 1, width] of every row.
+
+    spans: where `PassTables.turns` are, what fused layers need in place of the parts: an int64
+    array [S, fields] as `outrider.ops.jit` wants it, and those turns.
+    """
 
     attention: Parts[SpanPlan | AttentionGroup]
     delta: Parts[SpanPlan | Group]
     cos: Tensor
     sin: Tensor
+    spans: Any = None
+    turns: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +90,8 @@ class PassTables:
 
     cos, sin: [max_length, width]. windows: of the attention layers. chunks: by chunk length.
     Where the self-test found no row multiple that keeps bits, rows run alone: `attention_alone`,
-    and `delta_tile` is 0. `group`: recurrent layers may run several sequences at once.
+    and `delta_tile` is 0. `group`: recurrent layers may run several sequences at once. turns: cos and
+    sin as an array [2, max_length, width], where layers are fused.
     """
 
     cos: Tensor
@@ -96,6 +103,7 @@ class PassTables:
     chunks: Mapping[int, ChunkTable]
     delta_tile: int
     group: bool
+    turns: Any = None
 
 
 def plan_pass(
@@ -108,6 +116,8 @@ def plan_pass(
     starts = [span.state.length for span in spans]
     for span in spans:
         span.state.advance(span.rows, revocable=span.revocable)
+    if tables.turns is not None:
+        return _fused_plan(spans, starts, tables)
     pages = _attention_groups(spans, starts, tables, like)
     groups = _groups(spans, starts, tables, seats)
     attended = sum(len(group.sizes) for group in pages)
@@ -125,6 +135,25 @@ def plan_pass(
         Parts([*groups, *planned[grouped:]], [*_sums(groups), *sizes[grouped:]]),
         *_turns(starts, sizes, tables),
     )
+
+
+def _fused_plan(
+    spans: Sequence[Span], starts: Sequence[int], tables: PassTables
+) -> PassPlan:
+    """Fused layers find everything in the states; the fields are those of `ops.jit.FIELDS`."""
+    rows = [
+        (
+            start,
+            span.rows,
+            *(span.state.attention.address if span.state.attention else (0, 0)),
+            *(span.state.delta.addresses if span.state.delta else (0,) * 8),
+            span.state.delta.columns.origin if span.state.delta else 0,
+        )
+        for span, start in zip(spans, starts, strict=True)
+    ]
+    nothing: Parts[Any] = Parts([], [])
+    table = torch.tensor(rows, dtype=torch.int64).numpy()
+    return PassPlan(nothing, nothing, tables.cos, tables.sin, table, tables.turns)
 
 
 def _sums(groups: Iterable[Group | AttentionGroup]) -> Iterator[int]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.ops.fused import can_fuse, load_fused
 from outrider.ops.int8 import (
     Int8Logits,
     Int8Product,
@@ -30,6 +31,9 @@ PACKED_FOR_ROWS = 8
 
 ROUNDED: dict[str, Multiply] = {"int8": multiply, "int8-widened": multiply_widened}
 """Kernels of layers that are rounded by their first rows."""
+
+FUSED = "fused"
+"""The kernel that is made of a row's own operations, whatever rows are beside it."""
 
 LOGITS = "-logits"
 """Ends the name of a rounded head's kernel."""
@@ -64,6 +68,8 @@ class Linear:
         multiple, num_rows = self.plan.rows, x.shape[0]
         if multiple == 0:
             return torch.cat([self._kernel(row) for row in x.split(1)])
+        if self.plan.kernel == FUSED:
+            return self._kernel(x)
         rows = padded_rows(stocked_rows(num_rows), multiple)
         return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
 
@@ -92,12 +98,19 @@ def make_linear(weight: Tensor, bias: Tensor | None, plan: LinearPlan) -> Linear
 
 
 def candidates(
-    weight: Tensor, *, exact: bool, quantize: Quantize = "none", use: Use = "layer"
+    weight: Tensor,
+    *,
+    exact: bool,
+    quantize: Quantize = "none",
+    use: Use = "layer",
+    fused: bool = False,
 ) -> list[LinearPlan]:
     """Plans worth trying for a weight, fastest first; the last one is invariant by construction."""
     kernel = "packed" if _can_pack(weight) else "plain"
     if quantize == "int8":
         kernel = _rounded(weight, use)
+    elif fused and can_fuse(weight):
+        kernel = FUSED
     if not exact:
         return [LinearPlan(kernel, 1)]
     if quantize == "int8":
@@ -146,6 +159,10 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Kernel:
     return apply
 
 
+def _fused(weight: Tensor, bias: Tensor | None) -> Kernel:
+    return load_fused().linear(weight, bias)
+
+
 def _plain(weight: Tensor, bias: Tensor | None) -> Kernel:
     return lambda x: functional.linear(x, weight, bias)
 
@@ -163,4 +180,4 @@ def _half(weight: Tensor, bias: Tensor | None) -> Kernel:
 
 def _kernels() -> dict[str, Callable[[Tensor, Tensor | None], Kernel]]:
     heads = {name + LOGITS: partial(Int8Logits, by=by) for name, by in ROUNDED.items()}
-    return {"packed": _packed, "plain": _plain, "half": _half, **heads}
+    return {FUSED: _fused, "packed": _packed, "plain": _plain, "half": _half, **heads}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops import attention, delta, delta_group
+from outrider.ops.fused import Fused, can_fuse, load_fused
 from outrider.ops.linear import Linear, LinearPlan, Quantize, Use, candidates, make_linear
 
 TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 65, 256)
@@ -30,10 +31,14 @@ GROUP_WIDTHS = (
 
 @dataclass(slots=True)
 class Kernels:
-    """What was chosen so far, by shape; passed along while a model loads and kept for reports."""
+    """What was chosen so far, by shape; passed along while a model loads and kept for reports.
+
+    fused: whether to use the compiled kernels where they are installed.
+    """
 
     exact: bool
     quantize: Quantize = "none"
+    fused: bool = True
     linear: dict[tuple[int, int, bool, torch.dtype, Use], LinearPlan] = field(default_factory=dict)
     attention_tile: dict[tuple[int, int, int], int] = field(default_factory=dict)
     delta_tile: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
@@ -45,7 +50,9 @@ class Kernels:
         """A layer under the plan for its shape and use, which is found when they first come."""
         key = (*weight.shape, bias is not None, weight.dtype, use)
         if key not in self.linear:
-            tried = candidates(weight, exact=self.exact, quantize=self.quantize, use=use)
+            tried = candidates(
+                weight, exact=self.exact, quantize=self.quantize, use=use, fused=self.fused
+            )
             self.linear[key] = next(plan for plan in tried if self._passes(weight, bias, plan))
         return make_linear(weight, bias, self.linear[key])
 
@@ -56,7 +63,11 @@ class Kernels:
 
     def whole(self) -> "Kernels":
         """Kernels for small parts that are not rounded."""
-        return self if self.quantize == "none" else Kernels(exact=self.exact)
+        return self if self.quantize == "none" else Kernels(exact=self.exact, fused=self.fused)
+
+    def fuse(self, like: Tensor) -> Fused | None:
+        """Compiled kernels for layers with weights like this one, unless there are none."""
+        return load_fused() if self.fused and can_fuse(like) else None
 
     def report(self) -> dict[str, str]:
         """Chosen plans in words, for `outrider doctor` and `inspect`."""

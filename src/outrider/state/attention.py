@@ -29,6 +29,7 @@ class AttentionState:
         self._layers = [(layer[0], layer[1]) for layer in pages]
         self._firsts: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
         self._places = [layer.unbind(1) for layer in pages]
+        self.address = pages.data_ptr(), pages.shape[2]
 
     @property
     def capacity(self) -> int:

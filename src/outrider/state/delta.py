@@ -74,6 +74,10 @@ class DeltaState:
         self._chunks = chunk_tensors(spec, self.slots, device)
         self._columns = column_tensor(spec, device)
         self.columns = Columns(self._columns, self.spec.taps, spec.slack)
+        # Where base, wanted, keys and decays are, slots, chunk; columns, and how many they are.
+        parts = [self._chunks[part].data_ptr() for part in range(4)]
+        columns = self._columns.data_ptr(), self._columns.shape[1]
+        self.addresses = (*parts, self.slots, self.chunk, *columns)
         # Views are made once: making them anew would cost more than some of the arithmetic.
         layers = zip(*(tensor.unbind() for tensor in self._chunks), strict=True)
         self._own = [[slot_of(*parts) for parts in zip(*layer, strict=True)] for layer in layers]

@@ -1,0 +1,119 @@
+"""What lies between the products of a layer, and small products too, each as one call.
+
+torch takes a microsecond or more for every operation however small, and a step of a small model has
+a thousand of them. Where numba is installed, `outrider.ops.jit` does a layer's part in one call on
+the CPU, row by row. docs/decisions/fused-kernels.md has the measurements.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Compiled kernels over fp32 tensors on the CPU; `jit` is the module `outrider.ops.jit`."""
+
+    jit: Any
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """x [n, in] to x W^T + bias [n, out] for weight [out, in], bias [out] or None."""
+        out, size = weight.shape
+        block, run = self.jit.BLOCK, self.jit.linear
+        blocks = -(-out // block)
+        missing = blocks * block - out
+        packed = pad(weight, (0, 0, 0, missing)).view(blocks, block, size).transpose(1, 2)
+        added = torch.zeros(out) if bias is None else bias
+        sums = pad(added, (0, missing)).view(blocks, block).numpy()
+        weights = packed.contiguous().numpy()
+
+        def apply(x: Tensor) -> Tensor:
+            y = torch.empty(len(x), out)
+            run(weights, sums, x.contiguous().numpy(), y.numpy())
+            return y
+
+        return apply
+
+    def unit(self, x: Tensor, eps: float) -> Tensor:
+        """Rows of x [n, width] over their lengths."""
+        result = torch.empty_like(x)
+        self.jit.unit_rows(x.numpy(), eps, result.numpy())
+        return result
+
+    def add_unit(self, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x + y [n, width], and its rows over their lengths."""
+        total, result = torch.empty_like(x), torch.empty_like(x)
+        self.jit.add_unit_rows(x.numpy(), y.numpy(), eps, total.numpy(), result.numpy())
+        return total, result
+
+    def mix_delta(
+        self, projected: Tensor, plan: tuple[Any, int], shape: tuple[int, ...], weights: Any
+    ) -> Tensor:
+        """Convolution, delta rule, norm and gate of a recurrent layer; [N, V D].
+
+        plan: the spans of the pass as `jit.FIELDS` has them, and the layer. shape: K, V, A, D.
+        weights: convolution [taps, channels], rates [V] and the norm's epsilon.
+        """
+        conv, rate, eps = weights
+        result = torch.empty(len(projected), shape[1] * shape[3])
+        self.jit.mix_delta(projected.numpy(), *plan, shape, conv, rate, eps, result.numpy())
+        return result
+
+    def mix_attention(
+        self,
+        projected: Tensor,
+        plan: tuple[Any, int],
+        shape: tuple[int, ...],
+        window: int,
+        weights: Any,
+        turns: Any,
+    ) -> Tensor:
+        """Head norms, rotary embedding, attention and gates of a layer; [N, heads width].
+
+        plan: as in `mix_delta`. shape: query and key-value heads, width, whether gated. window: 0
+        without one. weights: head norms [heads, width] or empty, and their epsilon. turns: cos and
+        sin [2, max_length, width].
+        """
+        scale, eps = weights
+        result = torch.empty(len(projected), shape[0] * shape[2])
+        self.jit.mix_attention(
+            projected.numpy(), *plan, shape, window, scale, eps, turns, result.numpy()
+        )
+        return result
+
+    def gated(self, both: Tensor) -> Tensor:
+        """silu(gate) * up from negated gates and negated ups [n, 2 width]."""
+        result = torch.empty(len(both), both.shape[1] // 2)
+        self.jit.gated(both.numpy(), result.numpy())
+        return result
+
+
+def can_fuse(weight: Tensor) -> bool:
+    """Whether layers with such weights run on compiled kernels here."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and find_spec("numba") is not None
+    )
+
+
+@cache
+def load_fused() -> Fused:
+    """Compile all kernels, or find them compiled; says so where that takes a while."""
+    from outrider.ops import jit
+
+    folder = Path(jit.linear.stats.cache_path)
+    if not any(folder.glob("jit.mix_*.nbi")):
+        LOG.warning("compiling kernels for this processor, once: about 20 s (kept in %s)", folder)
+    jit.compile_all()
+    return Fused(jit)
