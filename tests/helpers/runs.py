@@ -11,13 +11,14 @@ from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.pass_plan import Span
 from outrider.ops.selftest import Kernels
 from outrider.state.sequence import SequenceState
+from outrider.state.spec import PAGE
 from tests.helpers.checkpoints import VOCAB, save_model
 
 
-def make_decoder(name: str, folder: Path, seed: int = 0) -> Decoder:
+def make_decoder(name: str, folder: Path, seed: int = 0, *, fused: bool = True) -> Decoder:
     """A tiny random checkpoint of architecture `name`, loaded in exact mode."""
     save_model(name, folder, seed)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+    return load_decoder(folder, Kernels(exact=True, fused=fused), LoadOptions())
 
 
 def random_tokens(count: int, seed: int = 1) -> list[int]:
@@ -46,14 +47,24 @@ def same_state(one: SequenceState, other: SequenceState) -> bool:
     length = one.length
     equal = True
     if one.attention and other.attention:
-        kept = [
-            state.attention.pages.transpose(3, 4).flatten(2, 3)[:, :, :length]
-            for state in (one, other)
-        ]
-        equal &= torch.equal(*kept)
+        equal &= same_pages(one.attention.pages, other.attention.pages, length)
     if one.delta and other.delta and length:
         equal &= all(torch.equal(a, b) for a, b in zip(live(one), live(other), strict=True))
     return equal
+
+
+def same_pages(one: Tensor, other: Tensor, length: int) -> bool:
+    """Whether pages hold the same first positions; fused layers keep keys by column."""
+    whole, rest = divmod(length, PAGE)
+    pairs = one[:, :, :whole], other[:, :, :whole]
+    if not torch.equal(*pairs) or not rest:
+        return torch.equal(*pairs)
+    keys, values = zip(*(pages[:, :, whole].unbind(1) for pages in (one, other)), strict=True)
+    columns = [part.reshape(*part.shape[:2], -1, PAGE)[..., :rest] for part in keys]
+    rows = [part[:, :, :rest] for part in keys]
+    return torch.equal(*(part[:, :, :rest] for part in values)) and (
+        torch.equal(*columns) or torch.equal(*rows)
+    )
 
 
 def live(state: SequenceState) -> list[Tensor]:

@@ -16,9 +16,14 @@ from tests.helpers.runs import make_decoder, random_tokens, run, same_state, ste
 FAMILIES = ("qwen3", "llama-biased", "mistral", "qwen3_5", "qwen3_next")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+KINDS = [*((family, True) for family in FAMILIES), ("qwen3", False), ("qwen3_5", False)]
+"""Families on compiled kernels, and what torch's own do without them."""
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0] + "-torch" * (not kind[1]))
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return make_decoder(request.param, tmp_path_factory.mktemp(request.param))
+    name, fused = request.param
+    return make_decoder(name, tmp_path_factory.mktemp(name), fused=fused)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from outrider.models.weights import WeightReader
 from outrider.ops.activation import one_plus_exp
 from outrider.ops.attention import attend
 from outrider.ops.attention_group import attend_pages
-from outrider.ops.norm import fold_norm, rms_norm
+from outrider.ops.norm import RmsNorm, fold_norm, rms_norm
 from outrider.ops.rope import paired, rotate
 from outrider.ops.selftest import Kernels
 
@@ -41,7 +41,7 @@ class AttentionLayer:
         self.queries = config.heads * config.width
         self.keys = config.kv_heads * config.width
         scale = config.width**-0.5
-        self.head_norm = None
+        self.head_norm: RmsNorm | None = None
         if config.qk_norm:
             self.head_norm = rms_norm(self._head_norm(weights, scale), eps)
             scale = 1.0
@@ -53,10 +53,11 @@ class AttentionLayer:
         self.out = kernels.make_linear(out, bias)
         self.fused = kernels.fuse(out)
         self.shape = config.heads, config.kv_heads, config.width, int(config.output_gate)
-        norm = self.head_norm
-        self.fused_weights = (
-            (norm.scale.numpy(), float(norm.eps)) if norm else (out.new_empty(0, 0).numpy(), 0.0)
-        )
+        if self.fused:
+            norm_scale, norm_eps = torch.empty(0, config.width), 0.0
+            if self.head_norm:
+                norm_scale, norm_eps = self.head_norm.scale, float(self.head_norm.eps)
+            self.fused_weights = norm_scale.numpy(), norm_eps
 
     def _head_norm(self, weights: WeightReader, scale: float) -> Tensor:
         """Norm weights of query and key heads [heads + kv_heads, width]."""
@@ -95,11 +96,8 @@ class AttentionLayer:
         """x [N, hidden] of unit rows; returns [N, hidden]. Writes keys and values."""
         projected = self.project(x)
         if self.fused:
-            at = plan.spans, self.index
-            window, weights = self.window or 0, self.fused_weights
-            mixed = self.fused.mix_attention(
-                projected, at, self.shape, window, weights, plan.turns
-            )
+            at, sizes = (plan.spans, self.index), (*self.shape, self.window or 0)
+            mixed = self.fused.mix_attention(projected, at, sizes, self.fused_weights, plan.turns)
             return self.out(mixed)
         self._turn_heads(projected, plan)
         units = zip(plan.attention.split(projected), plan.attention.units, strict=True)

@@ -53,9 +53,8 @@ class DeltaLayer:
         self.out = kernels.make_linear(per_head.view(out.shape))
         self.fused = kernels.fuse(out)
         self.shape = config.key_heads, config.value_heads, config.key_width, config.value_width
-        self.fused_weights = (
-            (self.conv.numpy(), self.rate.numpy(), float(self.eps)) if self.fused else None
-        )
+        if self.fused:
+            self.fused_weights = self.conv.numpy(), self.rate.numpy(), float(self.eps)
 
     def _projection(self, norm: Tensor, weights: WeightReader) -> tuple[Tensor, Tensor]:
         """One matrix with rows in the order keys, queries, values, negated gate z, negated

@@ -132,9 +132,7 @@ def _sender(
     return send
 
 
-def build_tables(
-    config: ModelConfig, kernels: Kernels, like: Tensor, length: int
-) -> PassTables:
+def build_tables(config: ModelConfig, kernels: Kernels, like: Tensor, length: int) -> PassTables:
     """What passes of `length` positions at most look up, with weights `like` this one."""
     attention, delta = config.attention, config.delta
     shape = attention.kv_heads, attention.heads // attention.kv_heads, attention.width

@@ -90,8 +90,8 @@ class PassTables:
 
     cos, sin: [max_length, width]. windows: of the attention layers. chunks: by chunk length.
     Where the self-test found no row multiple that keeps bits, rows run alone: `attention_alone`,
-    and `delta_tile` is 0. `group`: recurrent layers may run several sequences at once. turns: cos and
-    sin as an array [2, max_length, width], where layers are fused.
+    and `delta_tile` is 0. `group`: recurrent layers may run several sequences at once. turns: cos
+    and sin as an array [2, max_length, width], where layers are fused.
     """
 
     cos: Tensor
@@ -137,9 +137,7 @@ def plan_pass(
     )
 
 
-def _fused_plan(
-    spans: Sequence[Span], starts: Sequence[int], tables: PassTables
-) -> PassPlan:
+def _fused_plan(spans: Sequence[Span], starts: Sequence[int], tables: PassTables) -> PassPlan:
     """Fused layers find everything in the states; the fields are those of `ops.jit.FIELDS`."""
     rows = [
         (
@@ -151,9 +149,10 @@ def _fused_plan(
         )
         for span, start in zip(spans, starts, strict=True)
     ]
-    nothing: Parts[Any] = Parts([], [])
+    # The parts hold the states, so that what the addresses name lives as long as the plan.
+    parts: Parts[Any] = Parts([span.state for span in spans], [span.rows for span in spans])
     table = torch.tensor(rows, dtype=torch.int64).numpy()
-    return PassPlan(nothing, nothing, tables.cos, tables.sin, table, tables.turns)
+    return PassPlan(parts, parts, tables.cos, tables.sin, table, tables.turns)
 
 
 def _sums(groups: Iterable[Group | AttentionGroup]) -> Iterator[int]:

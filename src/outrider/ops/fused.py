@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,14 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Compiled kernels over fp32 tensors on the CPU; `jit` is the module `outrider.ops.jit`."""
+    """Compiled kernels over fp32 tensors on the CPU, from the module `outrider.ops.jit` and others.
+
+    delta, attention: what lies between the products of the two kinds of layers.
+    """
 
     jit: Any
+    delta: Callable[..., None]
+    attention: Callable[..., None]
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """x [n, in] to x W^T + bias [n, out] for weight [out, in], bias [out] or None."""
@@ -38,7 +44,7 @@ class Fused:
         weights = packed.contiguous().numpy()
 
         def apply(x: Tensor) -> Tensor:
-            y = torch.empty(len(x), out)
+            y = torch.empty(x.shape[0], out)
             run(weights, sums, x.contiguous().numpy(), y.numpy())
             return y
 
@@ -57,7 +63,11 @@ class Fused:
         return total, result
 
     def mix_delta(
-        self, projected: Tensor, plan: tuple[Any, int], shape: tuple[int, ...], weights: Any
+        self,
+        projected: Tensor,
+        plan: tuple[Any, int],
+        shape: tuple[int, ...],
+        weights: tuple[Any, Any, float],
     ) -> Tensor:
         """Convolution, delta rule, norm and gate of a recurrent layer; [N, V D].
 
@@ -65,8 +75,8 @@ class Fused:
         weights: convolution [taps, channels], rates [V] and the norm's epsilon.
         """
         conv, rate, eps = weights
-        result = torch.empty(len(projected), shape[1] * shape[3])
-        self.jit.mix_delta(projected.numpy(), *plan, shape, conv, rate, eps, result.numpy())
+        result = torch.empty(projected.shape[0], shape[1] * shape[3])
+        self.delta(projected.numpy(), *plan, shape, conv, rate, eps, result.numpy())
         return result
 
     def mix_attention(
@@ -74,26 +84,23 @@ class Fused:
         projected: Tensor,
         plan: tuple[Any, int],
         shape: tuple[int, ...],
-        window: int,
-        weights: Any,
+        weights: tuple[Any, float],
         turns: Any,
     ) -> Tensor:
         """Head norms, rotary embedding, attention and gates of a layer; [N, heads width].
 
-        plan: as in `mix_delta`. shape: query and key-value heads, width, whether gated. window: 0
-        without one. weights: head norms [heads, width] or empty, and their epsilon. turns: cos and
-        sin [2, max_length, width].
+        plan: as in `mix_delta`. shape: query and key-value heads, width, whether gated, and the
+        sliding window or 0. weights: head norms [heads, width] or empty, and their epsilon. turns:
+        cos and sin [2, max_length, width].
         """
         scale, eps = weights
-        result = torch.empty(len(projected), shape[0] * shape[2])
-        self.jit.mix_attention(
-            projected.numpy(), *plan, shape, window, scale, eps, turns, result.numpy()
-        )
+        result = torch.empty(projected.shape[0], shape[0] * shape[2])
+        self.attention(projected.numpy(), *plan, shape, scale, eps, turns, result.numpy())
         return result
 
     def gated(self, both: Tensor) -> Tensor:
         """silu(gate) * up from negated gates and negated ups [n, 2 width]."""
-        result = torch.empty(len(both), both.shape[1] // 2)
+        result = torch.empty(both.shape[0], both.shape[1] // 2)
         self.jit.gated(both.numpy(), result.numpy())
         return result
 
@@ -107,13 +114,39 @@ def can_fuse(weight: Tensor) -> bool:
     )
 
 
+def is_one_threads_work(weight: Tensor) -> bool:
+    """Whether a product is done sooner by one thread of ours than by all threads of oneDNN.
+
+    One thread reads 30 GB/s or more, so with two of them at any size; oneDNN loses 15 us at once.
+    """
+    return torch.get_num_threads() <= 2 or weight.numel() <= 1 << 18
+
+
 @cache
 def load_fused() -> Fused:
     """Compile all kernels, or find them compiled; says so where that takes a while."""
-    from outrider.ops import jit
+    import numba
 
-    folder = Path(jit.linear.stats.cache_path)
-    if not any(folder.glob("jit.mix_*.nbi")):
-        LOG.warning("compiling kernels for this processor, once: about 20 s (kept in %s)", folder)
+    folder = _cache_folder()
+    if folder is None:
+        LOG.warning("compiling kernels (15 s or more), which no folder can keep: no writable home")
+    elif not any(folder.rglob("*.nbi")):
+        LOG.warning("compiling kernels for this processor, once (15 s or more), into %s", folder)
+    settings: Any = numba.config
+    settings.CACHE_DIR = str(folder or "")
+    from outrider.ops import jit, jit_attention, jit_delta
+
     jit.compile_all()
-    return Fused(jit)
+    return Fused(jit, jit_delta.mix_delta, jit_attention.mix_attention)
+
+
+def _cache_folder() -> Path | None:
+    """Where kernels of exactly this source are kept; numba watches only the file of each."""
+    sources = sorted(Path(__file__).parent.glob("jit*.py"))
+    mark = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    try:
+        folder = Path.home() / ".cache" / "outrider" / f"kernels-{mark}"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder
