@@ -107,11 +107,12 @@ class Fused:
 
 def can_fuse(weight: Tensor) -> bool:
     """Whether layers with such weights run on compiled kernels here."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and find_spec("numba") is not None
-    )
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and has_numba()
+
+
+def has_numba() -> bool:
+    """Whether the compiler is installed (extra `fast`)."""
+    return find_spec("numba") is not None
 
 
 def is_one_threads_work(weight: Tensor) -> bool:
@@ -128,16 +129,21 @@ def load_fused() -> Fused:
     import numba
 
     folder = _cache_folder()
-    if folder is None:
-        LOG.warning("compiling kernels (15 s or more), which no folder can keep: no writable home")
-    elif not any(folder.rglob("*.nbi")):
-        LOG.warning("compiling kernels for this processor, once (15 s or more), into %s", folder)
+    announce(folder)
     settings: Any = numba.config
     settings.CACHE_DIR = str(folder or "")
     from outrider.ops import jit, jit_attention, jit_delta
 
     jit.compile_all()
     return Fused(jit, jit_delta.mix_delta, jit_attention.mix_attention)
+
+
+def announce(folder: Path | None) -> None:
+    """Say that kernels will be compiled, unless `folder` has them."""
+    if folder is None:
+        LOG.warning("compiling kernels (15 s or more), which no folder can keep: no writable home")
+    elif not any(folder.rglob("*.nbi")):
+        LOG.warning("compiling kernels for this processor, once (15 s or more), into %s", folder)
 
 
 def _cache_folder() -> Path | None:

@@ -181,7 +181,7 @@ def linear(weight, bias, x, y):
 
 @inner
 def exp(x):
-    """The exponential to 1 ulp or so, from LEAST (below it: 1.8e-35) to LARGEST (above it: 1.7e38)."""
+    """The exponential to 1 ulp or so, from LEAST (below: 1.8e-35) to LARGEST (above: 1.7e38)."""
     x = min(max(x, LEAST), LARGEST)
     turns = np.floor(x * LOG2E + HALF)
     x = x - turns * LN2_HIGH - turns * LN2_LOW

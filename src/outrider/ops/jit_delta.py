@@ -1,8 +1,8 @@
 """The gated delta rule and its convolution, compiled, row by row.
 
 The rule is that of `outrider.ops.delta`. Since rows run in turn, a row solves for its own
-correction d at once: `wanted` holds d instead of w, `decays` the decay summed up since the base, and the
-inverse is not needed. Entries of the log at and behind a row are never read.
+correction d at once: `wanted` holds d instead of w, `decays` the decay summed up since the base,
+and the inverse is not needed. Entries of the log at and behind a row are never read.
 """
 
 import numpy as np

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops import attention, delta, delta_group
-from outrider.ops.fused import Fused, can_fuse, load_fused
+from outrider.ops.fused import Fused, can_fuse, has_numba, load_fused
 from outrider.ops.linear import Linear, LinearPlan, Quantize, Use, candidates, make_linear
 
 TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 65, 256)
@@ -39,6 +39,7 @@ class Kernels:
     exact: bool
     quantize: Quantize = "none"
     fused: bool = True
+    layers: str = ""
     linear: dict[tuple[int, int, bool, torch.dtype, Use], LinearPlan] = field(default_factory=dict)
     attention_tile: dict[tuple[int, int, int], int] = field(default_factory=dict)
     delta_tile: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
@@ -67,7 +68,13 @@ class Kernels:
 
     def fuse(self, like: Tensor) -> Fused | None:
         """Compiled kernels for layers with weights like this one, unless there are none."""
-        return load_fused() if self.fused and can_fuse(like) else None
+        if not self.fused or not can_fuse(like):
+            self.layers = (
+                "torch" if has_numba() else "torch; faster by pip install 'outrider[fast]'"
+            )
+            return None
+        self.layers = "compiled"
+        return load_fused()
 
     def report(self) -> dict[str, str]:
         """Chosen plans in words, for `outrider doctor` and `inspect`."""
@@ -76,6 +83,7 @@ class Kernels:
             for (out, inner, _, dtype, _), plan in self.linear.items()
         }
         lines |= {f"attention {key}": f"tile {tile}" for key, tile in self.attention_tile.items()}
+        lines |= {"layers": self.layers} if self.layers else {}
         return lines | {f"delta {key}": f"tile {tile}" for key, tile in self.delta_tile.items()}
 
     def tile_for_attention(self, heads: int, group: int, width: int) -> int:
