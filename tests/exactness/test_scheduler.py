@@ -335,7 +335,7 @@ def test_what_admission_counts_is_never_exceeded(hybrid, scheduled):
 
     def watched():
         replies = poll()
-        seats = len(stage._seats.taken)
+        seats = len(stage._seats.taken) if stage._seats else 0  # compiled kernels need none
         seated.append(seats)
         held.append(sum(slot.state.nbytes() for slot in stage._slots.values()))
         held[-1] += seats * spec.seat_bytes()
@@ -350,4 +350,4 @@ def test_what_admission_counts_is_never_exceeded(hybrid, scheduled):
     for caller in callers:
         caller.result()
     assert most / 3 < max(held) <= most
-    assert max(seated) == 3
+    assert max(seated) == (3 if stage._seats else 0)
