@@ -54,7 +54,8 @@ def test_drafts_change_no_token(folder, plain, name):
     for more in ({"max_draft_tokens": 3}, {}):
         request, engine = run(folder, {**speculative, **more})
         assert request.result.token_ids == plain
-        assert request.counters.accepted > 0
+        # Left to itself the controller may find that passes are too cheap to draft for.
+        assert request.counters.accepted > 0 or not more
         assert engine.specs[1].attention.layers == 2
     cut = StagesConfig(count=2)
     request, _ = run(folder, {**speculative, "max_draft_tokens": 3}, cut)
