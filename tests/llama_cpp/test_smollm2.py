@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from outrider import Engine, TargetConfig
+from outrider.models.llamacpp.batch import Piece
+from outrider.models.llamacpp.context import ContextSettings, LlamaContext
+from outrider.models.llamacpp.weights import LlamaWeights
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
 from outrider.ops.selftest import Kernels
@@ -74,11 +77,23 @@ def test_the_best_token_is_llama_cpps(smollm2: Path, ask: Ask) -> None:
     assert equal >= 0.95 * POSITIONS, f"equal in {equal} of {POSITIONS}"
 
 
-@pytest.mark.parametrize("backend", ["torch", "llama.cpp"])
-def test_it_answers(backend: str) -> None:
-    engine = Engine.load(TargetConfig(path="smollm2", backend=backend))  # type: ignore[arg-type]
+def test_it_answers() -> None:
+    engine = Engine.load(TargetConfig(path="smollm2", backend="torch"))
     question = [{"role": "user", "content": "What is the capital of France?"}]
     generation = engine.generate(engine.tokenizer.encode_chat(question), max_tokens=24)
     text = "".join(piece.text for piece in generation)
     engine.close()
     assert "Paris" in text
+
+
+@torch.inference_mode()
+def test_both_backends_choose_alike(smollm2: Path) -> None:
+    """llama.cpp rounds activations to 8 bits beside 4-bit weights: near-ties fall otherwise."""
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    tokens = load_tokenizer(smollm2).encode(text)[:256]
+    decoder = load_decoder(smollm2, Kernels(exact=True), LoadOptions())
+    ours = run(decoder, decoder.new_state("log", 0), tokens, revocable=False).argmax(-1)
+    context = LlamaContext(LlamaWeights(smollm2), ContextSettings(length=256))
+    theirs = context.run(tokens, [Piece(context.take(), 0, len(tokens), len(tokens))]).argmax(-1)
+    equal = int((ours == theirs).sum())
+    assert equal >= 0.92 * len(tokens), f"equal in {equal} of {len(tokens)}"
