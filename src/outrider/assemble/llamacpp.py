@@ -171,7 +171,7 @@ def _with_snapshots(
         while free and width > LEAST_ROWS and target.snapshot_bytes(width) > free // SNAPSHOT_SHARE:
             width //= 2
     wanted = replace(target.settings, rollback=width - 1 if capacity is None else capacity)
-    if wanted.effective_micro_batch <= wanted.rollback + 1 and capacity is None:
+    if not wanted.holds_snapshots and capacity is None:
         LOG.warning(
             "target.micro_batch = %d runs %d rows at once, and taking %d back by snapshots needs "
             "%d: checkpoints are used; raise it, target.batch or target.max_length.",

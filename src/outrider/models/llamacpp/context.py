@@ -42,6 +42,12 @@ class ContextSettings:
         batch = min(self.length * self.sequences, self.batch)
         return min(batch, self.micro_batch or batch)
 
+    @property
+    def holds_snapshots(self) -> bool:
+        """Whether `rollback` rows can be taken back: the library keeps these and the newest in
+        one micro-batch, which must be larger still, or it aborts."""
+        return self.rollback + 1 < self.effective_micro_batch
+
 
 class LlamaContext:
     """Sequences are numbers; their memory is addressed by positions."""
@@ -49,7 +55,7 @@ class LlamaContext:
     def __init__(self, weights: LlamaWeights, settings: ContextSettings) -> None:
         """Raises ConfigError where the library refuses, or would abort."""
         self.weights, self._call = weights, weights.library.call
-        if weights.is_recurrent and settings.rollback + 1 >= settings.effective_micro_batch:
+        if weights.is_recurrent and not settings.holds_snapshots:
             raise ConfigError(
                 f"target.micro_batch = {settings.micro_batch} runs "
                 f"{settings.effective_micro_batch} rows at once, but taking back "
@@ -63,7 +69,7 @@ class LlamaContext:
                 f"{settings.sequences} sequences of {weights.path}: there is too little memory; "
                 "lower target.max_length or the number of sequences."
             )
-        weakref.finalize(self, _free, self._call, self.handle, weights)
+        weakref.finalize(self, _end, self.handle, weights)
         self._memory = self._call.llama_get_memory(self.handle)
         self.length = min(settings.length, int(self._call.llama_n_ctx_seq(self.handle)))
         self._batch = Batch(self._call, int(self._call.llama_n_batch(self.handle)))
@@ -172,6 +178,6 @@ def _split(pieces: Sequence[Piece], size: int) -> list[Piece]:
     return parts
 
 
-def _free(call: object, handle: object, weights: LlamaWeights) -> None:
+def _end(handle: object, weights: LlamaWeights) -> None:
     """Free a context; `weights` are held until then."""
     weights.library.call.llama_free(handle)

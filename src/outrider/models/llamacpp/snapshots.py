@@ -18,11 +18,14 @@ class Snapshots:
 
     def reaches(self, lost: int, rows: int) -> bool:
         """Whether, behind a pass of `rows` rows, the last `lost` of them could be taken back."""
-        return lost <= min(rows - 1, self.capacity)
+        return lost <= self._written(rows)
 
     def ran(self, rows: int) -> None:
         """A pass of `rows` rows was run."""
-        self.rows = min(rows - 1, self.capacity)
+        self.rows = self._written(rows)
+
+    def _written(self, rows: int) -> int:
+        return min(rows - 1, self.capacity)
 
     def forget(self) -> None:
         """Rows were removed, or a state was brought back: until a pass, no more can be."""
