@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 
 import torch
 
@@ -121,26 +120,29 @@ def _least(run: Pass, sizes: Sequence[int], seconds: float, clock: Clock) -> lis
     return _filled({size: min(found) for size, found in times.items()})
 
 
+def timed_window(start: int, rows: int, *, session: int = 0, final: bool = False) -> Window:
+    """A window of a session that only times a stage, numbered by where it starts; every row is
+    wanted, and `final` where none will be taken back."""
+    return Window(
+        session=session,
+        id=start,
+        epoch=0,
+        start=start,
+        floor=start + rows if final else start,
+        tokens=(0,) * rows,
+        wanted=rows,
+    )
+
+
 @contextmanager
 def windows_of(stage: Stage) -> Iterator[Pass]:
     """Passes of a stage: windows of a session of its own, each row with its token."""
-    numbers, place = count(), 0
+    place = 0
     stage.open(TIMED, SamplingParams(), 1)
 
     def run(rows: int) -> None:
         nonlocal place
-        number = next(numbers)
-        stage.submit(
-            Window(
-                session=TIMED,
-                id=number,
-                epoch=number,
-                start=place,
-                floor=place,
-                tokens=(0,) * rows,
-                wanted=rows,
-            )
-        )
+        stage.submit(timed_window(place, rows, session=TIMED))
         stage.poll()
         place += rows
 

@@ -9,14 +9,13 @@ from itertools import combinations
 
 import torch
 
-from outrider.assemble.calibration import Pass, passes, per_rows
+from outrider.assemble.calibration import Pass, passes, per_rows, timed_window
 from outrider.assemble.cut import cut
 from outrider.assemble.setup import make_picker
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.assemble.trial import FULL, Beside, try_stages
 from outrider.config.run import LinkConfig, RunConfig, StagesConfig
-from outrider.core_types import Window
 from outrider.engine.pipeline import Pipeline, Shape, best, law, plain, speed, steps
 from outrider.models.decoder import Decoder, Layer
 from outrider.models.pass_plan import Span
@@ -222,7 +221,9 @@ def _headless(decoder: Decoder, state: SequenceState, rows: int) -> None:
 def _hand_on(decoder: Decoder, rows: int) -> None:
     """Turn a frame of hidden states into a message and back."""
     hidden = torch.zeros(rows, decoder.config.hidden_size, dtype=decoder.dtype)
-    _, header, *payload = encode(Frame(window=_window(0, rows), hidden=hidden), 0.0)
+    _, header, *payload = encode(
+        Frame(window=timed_window(0, rows, final=True), hidden=hidden), 0.0
+    )
     decode(header, b"".join(payload))
 
 
@@ -235,18 +236,6 @@ class _PartPasses:
         self._end = 0
 
     def __call__(self, rows: int) -> None:
-        self._part.take(Frame(window=_window(self._end, rows)))
+        self._part.take(Frame(window=timed_window(self._end, rows, final=True)))
         self._part.run()
         self._end += rows
-
-
-def _window(start: int, rows: int) -> Window:
-    return Window(
-        session=0,
-        id=start,
-        epoch=0,
-        start=start,
-        floor=start + rows,
-        tokens=(0,) * rows,
-        wanted=rows,
-    )

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 
-from outrider.core_types import Window
+from outrider.assemble.calibration import timed_window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 
@@ -53,30 +53,18 @@ class _Runs:
     """Windows of a session, one behind the other."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage, self._end, self._sent = stage, 0, 0
+        self._stage, self._end = stage, 0
         stage.open(0, SamplingParams(), 1)
 
     def __call__(self, rows: int, windows: int) -> float:
         """Milliseconds until `windows` windows sent at once are answered."""
         began, waiting = time.perf_counter(), windows
         for _ in range(windows):
-            self._stage.submit(self._window(rows))
+            self._stage.submit(timed_window(self._end, rows))
+            self._end += rows
         while waiting:
             waiting -= len(self._stage.poll())
         return (time.perf_counter() - began) * 1e3
-
-    def _window(self, rows: int) -> Window:
-        start, number = self._end, self._sent
-        self._end, self._sent = start + rows, number + 1
-        return Window(
-            session=0,
-            id=number,
-            epoch=0,
-            start=start,
-            floor=start,
-            tokens=(0,) * rows,
-            wanted=rows,
-        )
 
     def close(self) -> None:
         """End the stages too."""
