@@ -27,7 +27,7 @@ class LentController(Controller):
     def close(self) -> None:
         """Let the next session go on with what was learned."""
         self.leave_round()
-        self._company.leave()
+        self._company.leave(id(self))
         self._pool.append(self)
 
 

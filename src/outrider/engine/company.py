@@ -4,13 +4,15 @@ Of N sessions side by side each decodes one token in a plain pass. Running every
 offer with a chance of at least p brings (N + the sum of these chances) / (cost of a pass of N rows
 and these) tokens per cost, if passes are like the last ones. The p that makes this greatest is the
 price of a row; where no p does better than passes in which nobody drafts, as they were measured,
-nobody does. That is the best that all get together: one session's drafts are never paid by others,
-and what only pays where many draft is found as well. Pure: no clock, no chance, no torch.
+nobody does. That is the best that all get together, and what only pays where many draft is found as
+well. It is not the best for each: what does not draft waits for the rows of those that do. So none
+may expect more of a pass than twice what passes bring the least of all by now.
+Pure: no clock, no chance, no torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from outrider.engine.acceptance import Acceptance
 from outrider.engine.curve import ENOUGH, Curve
@@ -27,6 +29,12 @@ LEAST = 0.02
 """The lowest price of a row."""
 MARGIN = 0.02
 """What drafting must gain to be worth it."""
+LIKELY = 0.5
+"""Where nobody drafts, a session counts as if it ran what has at least this chance."""
+FAIR = 2.0
+"""How many times what passes bring the least of all others may expect of one."""
+PACE = 0.95
+"""What earlier passes of a session count for beside its last one."""
 PROBE_SHARE = 0.01
 RAREST = 16.0
 LOOK = 128
@@ -65,8 +73,13 @@ class Company:
         self.price, self.speed = NOBODY, 1.0 / verify[1]
         """The chance that a row must have in the next pass; tokens per cost of all together."""
         self._mixed, self._plain = Curve(verify), Curve(verify)  # of several, by rows or sessions
+        self.bound = inf
+        """Tokens that a session may expect of the next pass."""
+        self._expected: dict[int, float] = {}  # of a pass in which nobody drafts
+        self._paces: dict[int, float] = {}  # tokens a pass, of late
         self._told: set[int] = set()
         self._newest = (0, 0.0)
+        self._decoding = 0
         self._offered = [[0.0] * STEPS, [0.0] * STEPS]  # rows, and their chances together
         self._weight = 0.0
         self._passes = self._probes = 0
@@ -79,11 +92,13 @@ class Company:
         self._members += 1
         self.sessions = self._members
 
-    def leave(self) -> None:
-        """A session has ended."""
+    def leave(self, who: int) -> None:
+        """Session `who` has ended."""
         self._members -= 1
+        self._paces.pop(who, None)
+        self._expected.pop(who, None)
 
-    def worth(self, rates: Iterable[float], *, paid: bool = False) -> tuple[float, int]:
+    def worth(self, who: int, rates: Iterable[float], *, paid: bool = False) -> tuple[float, int]:
         """What is gained by the rows that are worth running of a draft, and how many these are.
 
         rates: of its tokens, the chance to be right if all before are. One that was `paid` for is
@@ -92,16 +107,22 @@ class Company:
         price = self.fair_price if paid else self.price
         floor = min(UNLIKELY, price / 2)
         counts, sums = self._offered
-        chance, gain, length = 1.0, 0.0, 0
+        chance, gain, length, tokens, expected = 1.0, 0.0, 0, 1.0, 1.0
         for place, rate in enumerate(rates, 1):
             chance *= rate
             if chance < floor:
                 break
+            tokens += chance
+            expected += chance if chance >= LIKELY else 0.0
+            if tokens > self.bound:
+                continue
             step = min(int(chance * STEPS), STEPS - 1)
             counts[step] += 1.0
             sums[step] += chance
             if chance >= price:
                 gain, length = gain + chance - price, place
+        if self.price == NOBODY:
+            self._expected[who] = expected
         return (gain, length) if length or not self._probing else (0.0, 1)
 
     def passed(self, who: int, rows: int, sessions: int, prompts: int, cost: float) -> None:
@@ -111,8 +132,10 @@ class Company:
         if sessions > 1 and who not in self._told and self._newest == (rows, cost):
             self._told.add(who)
             return
-        self._told, self._newest = {who}, (rows, cost)
+        strangers = self._decoding > len(self._told)
+        self._told, self._newest, self._decoding = {who}, (rows, cost), sessions
         self.sessions = max(sessions, self._members)
+        self.bound = self._bound(strangers)
         if not prompts:
             (self._mixed if sessions > 1 else self.verify).observe(rows, cost)
             if 1 < sessions == rows:
@@ -126,6 +149,13 @@ class Company:
         self._passes += not prompts
         if not prompts and (self._passes % LOOK == 0 or self._plain.lacks(sessions)):
             self.price, self._probing = NOBODY, False
+
+    def brought(self, who: int, tokens: int) -> None:
+        """A pass brought session `who` so many; a new one begins as the least of all."""
+        if self.sessions > 1:
+            found = max(self._expected.pop(who, 0.0), tokens)
+            known = self._paces.get(who, min(self._paces.values(), default=1.0))
+            self._paces[who] = PACE * known + (1.0 - PACE) * found
 
     @property
     def plain(self) -> float:
@@ -155,6 +185,13 @@ class Company:
     def owe(self, cost: float) -> None:
         """What was paid for cost more."""
         self._saved_to_draft -= cost
+
+    def _bound(self, strangers: bool) -> float:
+        """The bound of the next pass; one who never tells of passes is taken to decode plainly."""
+        if self.sessions == 1:
+            return inf
+        least = 1.0 if strangers else min(self._paces.values(), default=1.0)
+        return FAIR * max(least, 1.0)
 
     def _plan(self) -> None:
         """Set the price for the next pass; now and then, have one look at what is not chosen."""

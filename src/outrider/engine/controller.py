@@ -162,6 +162,7 @@ class Controller:
             self._account(offered, verified, accepted)
         self._rates.tick()
         self._company.rates.tick()
+        self._company.brought(id(self), 1 + accepted)
         self.leave_round()
 
     def leave_round(self) -> None:
@@ -203,7 +204,7 @@ class Controller:
             gain, length = self._best(self._chained(classes), costs)
         else:
             paid = not self._is_free(draft.source)
-            gain, length = self._company.worth(self._chained(classes), paid=paid)
+            gain, length = self._company.worth(id(self), self._chained(classes), paid=paid)
         if draft.source in self._probed:
             return max(length, 1)
         if length and gain < self._promise_behind(draft.source):
@@ -222,13 +223,16 @@ class Controller:
         )
 
     def _best(self, rates: Iterable[float], costs: Iterable[float]) -> tuple[float, int]:
-        """The greatest tokens - speed x cost of the first k drafts, and k; (0, 0) if none gains."""
+        """The greatest tokens - speed x cost of the first k drafts, and k; (0, 0) if none gains.
+
+        Among others no more are looked at than a session may expect.
+        """
         speed, all_right, tokens = self._speed(), 1.0, 0.0
         best, length = 0.0, 0
         for k, (rate, cost) in enumerate(zip(rates, costs, strict=False), 1):
             all_right *= rate
             tokens += all_right
-            if all_right < NEVER:
+            if all_right < NEVER or 1.0 + tokens > self._company.bound:
                 break
             gain = tokens - speed * cost
             if gain > max(best, self._settings.margin):
