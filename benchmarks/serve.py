@@ -5,7 +5,8 @@
     python benchmarks/serve.py --turns 10
 
 Starts the server in a process of its own on a loopback port. The first form runs legs in turn (one
-stream plain, all plain, all speculative, one speculative) and prints medians of their ratios. In a
+stream plain, all plain, all speculative, one speculative) and prints medians of their ratios. A
+stream's speed counts from its request, so waiting and reading the prompt are part of it. In a
 leg of many, each client sends one request behind another; what counts are the tokens between the
 end of the first request and the begin of the last one, when all clients have a stream: streams that
 are drafted well end early, and would leave the others alone with a server that is not full. The
@@ -179,6 +180,11 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
         speeds = [[one.speed for one in done[name].streams.values()] for done in rounds]
         return min(min(speed) / statistics.median(speed) for speed in speeds)
 
+    def kept() -> list[float]:
+        """The speeds of a prompt under speculation, to those in the plain leg of its round."""
+        both = [(done["all speculative"].streams, done["all plain"].streams) for done in rounds]
+        return [fast[text].speed / plain[text].speed for fast, plain in both for text in plain]
+
     return {
         "streams": options.streams,
         "plain tokens/s, one": statistics.median(done["one plain"].full for done in rounds),
@@ -188,6 +194,8 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
         "one speculative / one plain": median("one speculative", "one plain"),
         "slowest / median stream, plain": slowest("all plain"),
         "slowest / median stream, speculative": slowest("all speculative"),
+        "speculative / plain stream, slowest": min(kept()),
+        "speculative / plain stream, median": statistics.median(kept()),
     }
 
 

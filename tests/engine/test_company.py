@@ -74,7 +74,7 @@ def test_nobody_is_held_back_where_all_draft_well() -> None:
     assert sum(map(sum, side.kept)) / 300 / 16 > 4.0
 
 
-SURE = [0.999] * 8
+SURE = [0.95] * 8
 
 
 def shared(company: Company, offers: dict[int, list[float]], passes: int, others: int = 0) -> None:
@@ -97,7 +97,7 @@ def test_others_may_expect_twice_what_the_least_expects() -> None:
     three = company()
     shared(three, {0: SURE, 1: [0.9, 0.0], 2: SURE}, 200)
     assert 3.9 < three.bound < 4.0, "twice two tokens, but for the passes in which nobody drafts"
-    assert three.worth(0, SURE)[1] == 2, "1 + 0.999 + 0.998 is below that, one more above it"
+    assert three.worth(0, SURE)[1] == 3, "1 + 0.95 + 0.90 + 0.86 is below that, 0.81 more above"
     three.leave(1)
     shared(three, {0: SURE, 2: SURE}, 8)
     assert three.worth(0, SURE)[1] == 8
@@ -110,7 +110,7 @@ def test_a_new_session_neither_holds_others_back_nor_is_held_back_more() -> None
     shared(two, {0: SURE, 1: SURE, 2: SURE}, 2)
     assert two.bound > 0.99 * bound
     shared(two, {0: SURE, 1: SURE, 2: []}, 300)
-    assert two.bound < 2.01
+    assert two.bound < 2.2
 
 
 def test_one_that_never_tells_of_passes_is_taken_to_decode_plainly() -> None:
