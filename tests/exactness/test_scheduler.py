@@ -3,14 +3,18 @@
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 
 import pytest
 
+from outrider.assemble.budget import LentController
 from outrider.assemble.memory import held_bytes
+from outrider.draft.chain import ChainDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import GenerationResult
+from outrider.engine.company import Company, Costs
+from outrider.engine.engine import Engine, GenerationResult
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.session import Piece
@@ -94,6 +98,38 @@ def test_sixteen_callers_get_what_each_would_get_alone(hybrid, scheduled, sampli
     total.check()
     assert 0 < total.accepted < total.verified, "drafts were kept and taken back"
     assert max(packed) == 16, "all ran in one pass"
+
+
+def share(own: Engine) -> Company:
+    """Let the sessions of an engine decide together what they draft."""
+    verify = [1.0 + 0.001 * rows for rows in range(1, 129)]
+    costs, pool = Costs(verify=verify, draft={"suffix": ()}, drafts=7), list[LentController]()
+    company = Company(costs)
+
+    def lend():
+        company.join()
+        return pool.pop() if pool else LentController(costs, pool, company)
+
+    def drafter(sampling, budget):
+        return ChainDrafter(SuffixDrafter(), limit=budget.limit, keep=budget.keep)
+
+    own.speculation = replace(own.speculation, budget=lend, drafter=drafter)
+    return company
+
+
+def test_sixteen_callers_who_decide_together_get_what_each_would_get_alone(hybrid, scheduled):
+    outputs = hybrid.oracle("greedy", prompts(16), 40)
+    scheduler = scheduled(hybrid.stage("log", 8))
+    company, bounds = share(scheduler._engine), []
+    callers = [Caller() for _ in outputs]
+    for output, caller in zip(outputs, callers, strict=True):
+        caller.at[10] = lambda: bounds.append(company.bound)
+        ask(scheduler, output.prompt, caller)
+    for output, caller in zip(outputs, callers, strict=True):
+        assert caller.result().token_ids == output.tokens
+    assert counters(scheduler)["tested"].verified > 0
+    assert 2.0 <= min(bounds) < inf
+    assert company._paces == {}, "who left holds nobody back"
 
 
 def test_a_budget_is_told_of_the_rows_of_the_whole_pass(hybrid, scheduled, monkeypatch):
