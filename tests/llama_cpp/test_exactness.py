@@ -23,7 +23,7 @@ from outrider.models.llamacpp.weights import LlamaWeights
 from outrider.models.model_file import load_tokenizer
 from outrider.models.pass_plan import Span
 from outrider.sampling.params import SamplingParams
-from outrider.stage.local import LocalStage
+from outrider.stage.llamacpp import LlamaStage
 from outrider.telemetry.counters import Counters, merge
 from recipes import gguf
 from tests.exactness.targets import engine, make_picker
@@ -43,13 +43,13 @@ class Family:
     prompts: list[list[int]]
     plain: dict[str, Outputs]
 
-    def stage(self, rollback: int, *, in_step: bool = True) -> LocalStage:
+    def stage(self, rollback: int, *, in_step: bool = True) -> LlamaStage:
         settings = ContextSettings(
             length=LONGEST, sequences=PROMPTS, rollback=rollback, threads=1, kv="f32"
         )
         model = LlamaModel(LlamaContext(self.target, settings))
         policy = "snapshots" if rollback else "checkpoint"
-        return LocalStage(model, policy, rollback, make_picker, in_step=in_step)
+        return LlamaStage(model, policy, make_picker, in_step=in_step)
 
     def drafters(self, method: str) -> Callable[[], Drafter] | None:
         """What a method drafts with; one context of the draft model serves all sessions."""

@@ -36,7 +36,7 @@ from outrider.models.load import load_decoder
 from outrider.models.model_file import is_gguf, load_tokenizer
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
-from outrider.stage.local import LocalStage
+from outrider.stage.llamacpp import LlamaStage
 from outrider.state.spec import Policy
 
 LOG = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def load_by_llama_cpp(config: RunConfig, sequences: int, drafters: int) -> Parts
     _check_memory(contexts)
     model, drafting = target.context(), _drafting(draft, target)
     policy: Policy = "snapshots" if model.context.snapshots else "checkpoint"
-    stage = LocalStage(model, policy, model.context.snapshots, make_picker, in_step=True)
+    stage = LlamaStage(model, policy, make_picker)
     return Parts(
         stage=stage,
         tokenizer=target.tokenizer,
@@ -161,9 +161,11 @@ def _with_snapshots(
 
     A pass writes the snapshots of its own rows only, so windows in flight need checkpoints.
     """
-    if not (target.weights.is_recurrent and windows.serial) or config.state.policy == "checkpoint":
-        return target, windows
     speculative, capacity = config.speculative, config.state.capacity
+    drafts = speculative.method != "off" and speculative.max_draft_tokens != 0
+    bounded = target.weights.is_recurrent and windows.serial and drafts
+    if not bounded or config.state.policy == "checkpoint":
+        return target, windows
     width, free = windows.width, free_bytes()
     if speculative.max_draft_tokens == "auto" and speculative.verify_window.max_tokens is None:
         if capacity is not None:
@@ -240,7 +242,7 @@ def _check_memory(models: Sequence[GgufModel]) -> None:
 
 def _speculation(
     config: RunConfig,
-    stage: LocalStage,
+    stage: LlamaStage,
     windows: WindowLimits,
     draft: DraftModel | None,
     sequences: int,

@@ -197,15 +197,7 @@ class Part:
         return self._decoder.embed(torch.tensor(rows, device=self._decoder.device))
 
     def _pick(self, live: Live, hidden: Tensor) -> list[Picked]:
-        wanted, done = [], 0
-        for _, frame in live:
-            done += len(frame.window.tokens)
-            wanted.append(hidden[done - frame.window.wanted : done])
-        counts = [frame.window.wanted for _, frame in live]
-        if sum(counts):
-            logits = self._decoder.logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
-        else:
-            logits = torch.empty(0, self.vocab_size)
+        logits, counts = self._logits(live, hidden), [frame.window.wanted for _, frame in live]
         largest = likeliest(logits) if len(live) > 1 else None  # None: who holds NaN says so
         picked, done = [], 0
         for (slot, frame), part in zip(live, logits.split(counts), strict=True):
@@ -213,6 +205,15 @@ class Part:
             picked.append(slot.picker.pick(frame.window, part, own))
             done += len(part)
         return picked
+
+    def _logits(self, live: Live, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab] of the rows that are wanted, from the hidden states of all."""
+        wanted, done = [], 0
+        for _, frame in live:
+            done += len(frame.window.tokens)
+            wanted.append(hidden[done - frame.window.wanted : done])
+        rows = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
+        return self._decoder.logits(rows) if len(rows) else torch.empty(0, self.vocab_size)
 
     def _return(self, slot: Slot, window: Window) -> Returned:
         """Bring a session's state to its window's start, running kept rows again if need be."""

@@ -74,6 +74,7 @@ class LlamaContext:
         self.length = min(settings.length, int(self._call.llama_n_ctx_seq(self.handle)))
         self._batch = Batch(self._call, int(self._call.llama_n_batch(self.handle)))
         self._free = list(range(settings.sequences))
+        self._view, self._place = torch.empty(0, weights.vocab_size), 0
         self.snapshots = int(self._call.llama_n_rs_seq(self.handle))
         """States that it keeps behind the newest; 0 where its layers or the settings have none."""
 
@@ -157,13 +158,16 @@ class LlamaContext:
                 f"llama.cpp could not run {len(tokens)} rows (status {status}); --log-level info "
                 "shows what it said."
             )
-        vocab = self.weights.vocab_size
         if not wanted:
-            return torch.empty(0, vocab)
+            return self._view[:0]
         first = self._call.llama_get_logits(self.handle)
         place = ctypes.addressof(first.contents)
-        values = (ctypes.c_float * (wanted * vocab)).from_address(place)
-        return torch.frombuffer(values, dtype=torch.float32).view(wanted, vocab)
+        if place != self._place or wanted > len(self._view):
+            vocab = self.weights.vocab_size
+            values = (ctypes.c_float * (wanted * vocab)).from_address(place)
+            self._view = torch.frombuffer(values, dtype=torch.float32).view(wanted, vocab)
+            self._place = place
+        return self._view[:wanted]
 
 
 def _split(pieces: Sequence[Piece], size: int) -> list[Piece]:

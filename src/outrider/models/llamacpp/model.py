@@ -63,11 +63,21 @@ class LlamaModel:
 
         Returns, for each row, where `logits` finds what it says, -1 where nothing was wanted.
         """
-        pieces = [_begin(span) for span in spans]
-        self._logits = self.context.run(hidden.tolist(), pieces)
+        self._logits = self.forward(hidden.tolist(), spans)
+        wanted = [span.rows if span.wanted is None else span.wanted for span in spans]
+        numbers, first = [], 0
+        for span, count in zip(spans, wanted, strict=True):
+            numbers += [-1] * (span.rows - count)
+            numbers += range(first, first + count)
+            first += count
+        return torch.tensor(numbers), None
+
+    def forward(self, tokens: Sequence[int], spans: Sequence[Span]) -> Tensor:
+        """The same without tensors of numbers: fp32 logits [wanted rows, vocab], in order."""
+        logits = self.context.run(tokens, [_begin(span) for span in spans])
         for span in spans:
             _state(span).advance(span.rows, revocable=span.revocable)
-        return _numbers(pieces), None
+        return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows [R] of the newest pass to fp32 logits [R, vocab], which the next one overwrites."""
@@ -87,13 +97,3 @@ def _state(span: Span) -> LlamaState:
 def _begin(span: Span) -> Piece:
     wanted = span.rows if span.wanted is None else span.wanted
     return _state(span).begin(span.rows, wanted, revocable=span.revocable)
-
-
-def _numbers(pieces: Sequence[Piece]) -> Tensor:
-    """Numbers of rows among those with logits, int64 [N]."""
-    numbers, first = [], 0
-    for piece in pieces:
-        numbers += [-1] * (piece.rows - piece.wanted)
-        numbers += range(first, first + piece.wanted)
-        first += piece.wanted
-    return torch.tensor(numbers)
