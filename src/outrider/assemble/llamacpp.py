@@ -159,11 +159,12 @@ def _with_snapshots(
 ) -> tuple[GgufModel, WindowLimits]:
     """The target with as many snapshots as a window can lose; windows left open fit them.
 
-    A pass writes the snapshots of its own rows only, so windows in flight need checkpoints.
+    A pass writes the snapshots of its own rows only, but the stage runs in step: each window in
+    flight is judged before the next one runs, and its first row is certain by then.
     """
     speculative, capacity = config.speculative, config.state.capacity
     drafts = speculative.method != "off" and speculative.max_draft_tokens != 0
-    bounded = target.weights.is_recurrent and windows.serial and drafts
+    bounded = target.weights.is_recurrent and drafts
     if not bounded or config.state.policy == "checkpoint":
         return target, windows
     width, free = windows.width, free_bytes()
