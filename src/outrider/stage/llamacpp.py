@@ -11,8 +11,9 @@ from outrider.state.spec import Policy
 
 
 class LlamaStage(LocalStage):
-    """A `LocalStage` that hands token ids over as they are, and takes the logits that come back:
-    a tensor of numbers for either would be a hundredth of a small model's step."""
+    """A `LocalStage` that hands token ids over as they are, takes the logits that come back, and
+    picks greedily without torch: behind a pass each call of it is a hundredth of a small model's
+    step, or several."""
 
     def __init__(
         self, model: LlamaModel, policy: Policy, picker: PickerFactory, *, in_step: bool = True
@@ -26,3 +27,6 @@ class LlamaStage(LocalStage):
 
     def _logits(self, live: Live, hidden: Tensor) -> Tensor:
         return hidden
+
+    def _likeliest(self, logits: Tensor) -> list[int] | None:
+        return self._model.context.likeliest(logits)

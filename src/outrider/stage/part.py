@@ -198,7 +198,10 @@ class Part:
 
     def _pick(self, live: Live, hidden: Tensor) -> list[Picked]:
         logits, counts = self._logits(live, hidden), [frame.window.wanted for _, frame in live]
-        largest = likeliest(logits) if len(live) > 1 else None  # None: who holds NaN says so
+        largest = self._likeliest(logits)  # None: who holds NaN says so
+        if len(live) == 1:
+            slot, frame = live[0]
+            return [slot.picker.pick(frame.window, logits, largest)]
         picked, done = [], 0
         for (slot, frame), part in zip(live, logits.split(counts), strict=True):
             own = largest[done : done + len(part)] if largest is not None else None
@@ -214,6 +217,9 @@ class Part:
             wanted.append(hidden[done - frame.window.wanted : done])
         rows = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
         return self._decoder.logits(rows) if len(rows) else torch.empty(0, self.vocab_size)
+
+    def _likeliest(self, logits: Tensor) -> list[int] | None:
+        return likeliest(logits)
 
     def _return(self, slot: Slot, window: Window) -> Returned:
         """Bring a session's state to its window's start, running kept rows again if need be."""
