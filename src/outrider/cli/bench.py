@@ -135,12 +135,8 @@ def _peers(config: RunConfig, names: Sequence[str]) -> "list[Peer]":
         dtype=config.target.dtype,
         device=config.target.device,
     )
-    off = SpeculativeConfig(method="off")
-    own = (
-        [peers.PlainPeer(Engine.load_run(replace(config, speculative=off)))]
-        if PLAIN in names
-        else []
-    )
+    off = replace(config, speculative=SpeculativeConfig(method="off"))
+    own = [peers.PlainPeer(Engine.load_run(off)) for name in names if name == PLAIN]
     return [*own, *(one for name in names if name != PLAIN for one in peers.make(name, target))]
 
 

@@ -59,12 +59,8 @@ class Tail:
         Raises StageError if the rows do not fit the window, StateError if tokens are missing.
         """
         unwanted, given = len(window.tokens) - window.wanted, list(window.given)
-        fits = (
-            logits.ndim == 2 and len(logits) == window.wanted
-            if largest is None
-            else len(largest) == window.wanted
-        )
-        if not fits:
+        given_rows = logits.shape[:-1] if largest is None else (len(largest),)
+        if given_rows != (window.wanted,):
             raise StageError(
                 f"window {window.id} wants {window.wanted} rows of logits and got shape "
                 f"{list(logits.shape)}; hand over the last rows only."
