@@ -41,10 +41,10 @@ def _attend(queries, keys, values, head, first, last, out):
     """out [n, G, width] = attention of queries [n, G, width] of key-value head `head`.
 
     keys [pages, heads, width, PAGE], values [pages, heads, PAGE, width]; row r sees positions
-    first[r] .. last + r. Weights of others are zero, which changes no sum.
+    first[r] .. last[r], neither of which falls. Weights of others are zero, which changes no sum.
     """
     rows, group, width = queries.shape
-    low, high = first[0] // PAGE, (last + rows - 1) // PAGE + 1
+    low, high = first[0] // PAGE, last[-1] // PAGE + 1
     scores = np.zeros((rows * group, (high - low) * PAGE), np.float32)
     wanted, found = queries.reshape((-1, width)), out.reshape((-1, width))
     found[:] = ZERO
@@ -53,7 +53,7 @@ def _attend(queries, keys, values, head, first, last, out):
         add_product(wanted, keys[page, head], scores[:, at : at + PAGE])
     totals = np.empty(rows * group, np.float32)
     for row in range(rows * group):
-        begin, end = first[row // group] - low * PAGE, last + row // group + 1 - low * PAGE
+        begin, end = first[row // group] - low * PAGE, last[row // group] + 1 - low * PAGE
         totals[row] = _soften(scores[row, begin:end])
         scores[row, :begin] = ZERO
         scores[row, end:] = ZERO
@@ -63,6 +63,22 @@ def _attend(queries, keys, values, head, first, last, out):
     for row in range(rows * group):
         for i in range(width):
             found[row, i] /= totals[row]
+
+
+@inner
+def _attend_heads(projected, shape, keys, values, first, last, out):
+    """`_attend` with the queries in rows of `projected`, for every head; out [n, heads width]."""
+    heads, kept, width = shape[:3]
+    rows, wide = len(out), heads // kept * width
+    queries = np.empty((rows, heads // kept, width), np.float32)
+    results = np.empty((rows, heads // kept, width), np.float32)
+    for head in range(kept):
+        near, far = head * wide, (head + 1) * wide
+        for row in range(rows):
+            queries[row] = projected[row, near:far].reshape(queries.shape[1:])
+        _attend(queries, keys, values, head, first, last, results)
+        for row in range(rows):
+            out[row, near:far] = results[row].reshape(-1)
 
 
 @inner
@@ -89,30 +105,58 @@ def mix_attention(projected, spans, layer, shape, scale, eps, turns, out):
     Keys lie in their pages by column, [width, PAGE], so that a page's scores are one product.
     """
     heads, kept, width, gated, window = shape
-    done, group = 0, heads // kept
+    done = 0
     for span in spans:
         half = 4 * span[3] * kept * PAGE * width
         keys = array(span[2] + 2 * layer * half, (span[3], kept, width, PAGE))
         values = array(span[2] + (2 * layer + 1) * half, (span[3], kept, PAGE, width))
         for begin in range(0, span[1], TOGETHER):
             start, rows = span[0] + begin, min(TOGETHER, span[1] - begin)
-            first = np.zeros(rows, np.int64)
+            first, last = np.zeros(rows, np.int64), np.empty(rows, np.int64)
             for row in range(rows):
                 at = start + row
                 _prepare(
                     projected[done + row], at, shape, scale, np.float32(eps), turns, keys, values
                 )
                 first[row] = max(0, at - window + 1) if window > 0 else 0
-            queries = np.empty((rows, group, width), np.float32)
-            results = np.empty((rows, group, width), np.float32)
-            for head in range(kept):
-                wide = slice(head * group * width, (head + 1) * group * width)
-                for row in range(rows):
-                    queries[row] = projected[done + row, wide].reshape((group, width))
-                _attend(queries, keys, values, head, first, start, results)
-                for row in range(rows):
-                    out[done + row, wide] = results[row].reshape(-1)
+                last[row] = at
+            part = slice(done, done + rows)
+            _attend_heads(projected[part], shape, keys, values, first, last, out[part])
             if gated:
                 for row in range(rows):
                     close(out[done + row], projected[done + row, (heads + 2 * kept) * width :])
             done += rows
+
+
+@entry(
+    "f4[:, ::1], i8, f4[:, :, :, :, ::1], i8[:, ::1], UniTuple(i8, 3), f4[:, ::1], f8, "
+    "f4[:, :, ::1], f4[:, ::1]"
+)
+def mix_block(projected, start, kept, seen, shape, scale, eps, turns, out):
+    """As `mix_attention` for one span, whose row r sees seen[0, r] .. seen[1, r].
+
+    kept [2, pages, heads, PAGE, width]: keys by column and values of one layer.
+    """
+    keys = kept[0].reshape((kept.shape[1], kept.shape[2], kept.shape[4], PAGE))
+    for row in range(len(out)):
+        at = start + row
+        _prepare(projected[row], at, shape, scale, np.float32(eps), turns, keys, kept[1])
+    _attend_heads(projected, shape, keys, kept[1], seen[0], seen[1], out)
+
+
+@entry("f4[:, :, :, :, ::1], i8, f4[:, ::1], f8, f4[:, :, ::1], f4[:, :, :, :, :, ::1]")
+def keep_rows(new, start, scale, eps, turns, kept):
+    """Turn and keep new [n, 2, layers, heads, width], keys and values of positions from start on.
+
+    kept: as of `mix_block`, for all layers. scale [layers * heads, width].
+    """
+    rows, _, layers, heads, width = new.shape
+    for row in range(rows):
+        page, place = (start + row) // PAGE, (start + row) % PAGE
+        for layer in range(layers):
+            keys = kept[layer, 0].reshape((kept.shape[2], heads, width, PAGE))
+            for head in range(heads):
+                key, by = new[row, 0, layer, head], scale[layer * heads + head]
+                _turn(key, by, np.float32(eps), turns[0, start + row], turns[1, start + row])
+                keys[page, head, :, place] = key
+                kept[layer, 1, page, head, place] = new[row, 1, layer, head]

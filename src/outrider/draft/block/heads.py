@@ -59,10 +59,9 @@ class ConfidenceHead:
     offset: float
     by_token: Tensor | None
 
-    def of_rows(self, hidden: Tensor) -> list[float]:
+    def of_rows(self, hidden: Tensor) -> Tensor:
         """The hidden states' part [n] of normed `hidden` [n, H]."""
-        values: list[float] = (hidden.float() @ self.weight + self.offset).tolist()
-        return values
+        return hidden.float() @ self.weight + self.offset
 
     def value(self, row: float, token: int) -> float:
         """The confidence of a row with part `row` behind `token`, in (0, 1)."""
