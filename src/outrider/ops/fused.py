@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.ops.norm import RmsNorm
-
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """x [n, in] to x W^T + bias [n, out], for arrays weight [blocks, in, BLOCK], bias [.., BLOCK]."""
+    """x [n, in] to x W^T + bias [n, out]; weight [blocks, in, BLOCK], bias [blocks, BLOCK]."""
 
     weight: Any
     bias: Any
@@ -42,8 +40,8 @@ class Product:
 class Fused:
     """Compiled kernels over fp32 tensors on the CPU, from the module `outrider.ops.jit` and others.
 
-    delta, attention: what lies between the products of the two kinds of layers. block, keep: the
-    same of a block drafter's layers, and what its context keeps. choose: its greedy tokens.
+    delta, attention: what lies between the products of the two kinds of layers. block, keep,
+    choose: a block drafter's pass, what its context keeps, and its greedy tokens.
     """
 
     jit: Any
@@ -112,36 +110,6 @@ class Fused:
         self.attention(projected.numpy(), *plan, shape, scale, eps, turns, result.numpy())
         return result
 
-    def mix_block(
-        self,
-        projected: Tensor,
-        plan: tuple[int, Tensor, Tensor],
-        shape: tuple[int, ...],
-        weights: tuple[Any, float],
-        turns: Any,
-    ) -> Tensor:
-        """As `mix_attention`, of one span behind a context.
-
-        plan: its first position, the layer's keys and values [2, pages, heads, PAGE, width], and
-        the first and last positions [2, n] that the rows see.
-        """
-        start, kept, seen = plan
-        result = torch.empty(projected.shape[0], shape[0] * shape[2])
-        at = start, kept.numpy(), seen.numpy()
-        self.block(projected.numpy(), *at, shape, *weights, turns, result.numpy())
-        return result
-
-    def keep_rows(
-        self, new: Tensor, start: int, norm: RmsNorm, turns: Tensor, kept: Tensor
-    ) -> None:
-        """Keep keys and values new [n, 2, layers, heads, width] of positions from `start` on.
-
-        The keys are normed and turned, in place, on the way. kept: as `mix_block` has it, for all
-        layers.
-        """
-        scale, eps = norm.scale.numpy(), norm.eps.item()
-        self.keep(new.numpy(), start, scale, eps, turns.numpy(), kept.numpy())
-
     def gated(self, both: Tensor) -> Tensor:
         """silu(gate) * up from negated gates and negated ups [n, 2 width]."""
         result = torch.empty(both.shape[0], both.shape[1] // 2)
@@ -176,15 +144,15 @@ def load_fused() -> Fused:
     announce(folder)
     settings: Any = numba.config
     settings.CACHE_DIR = str(folder or "")
-    from outrider.ops import jit, jit_attention, jit_delta, jit_draft
+    from outrider.ops import jit, jit_attention, jit_block, jit_delta, jit_draft
 
     jit.compile_all()
     return Fused(
         jit,
         jit_delta.mix_delta,
         jit_attention.mix_attention,
-        jit_attention.mix_block,
-        jit_attention.keep_rows,
+        jit_block.run_block,
+        jit_block.keep_features,
         jit_draft.choose_rows,
     )
 

@@ -10,7 +10,7 @@ TOGETHER = 16
 
 
 @inner
-def _turn(x, scale, eps, cos, sin):
+def turn(x, scale, eps, cos, sin):
     """Norm (unless scale is empty) and rotary embedding of one head x [width], in place."""
     half = len(x) // 2
     if len(scale):
@@ -66,7 +66,7 @@ def _attend(queries, keys, values, head, first, last, out):
 
 
 @inner
-def _attend_heads(projected, shape, keys, values, first, last, out):
+def attend_heads(projected, shape, keys, values, first, last, out):
     """`_attend` with the queries in rows of `projected`, for every head; out [n, heads width]."""
     heads, kept, width = shape[:3]
     rows, wide = len(out), heads // kept * width
@@ -82,13 +82,13 @@ def _attend_heads(projected, shape, keys, values, first, last, out):
 
 
 @inner
-def _prepare(given, at, shape, scale, eps, turns, keys, values):
+def prepare(given, at, shape, scale, eps, turns, keys, values):
     """Turn queries and keys of one row in place, and keep key and value at position `at`."""
     heads, kept, width = shape[:3]
     for head in range(heads + kept):
         by = scale[head] if len(scale) else scale[0:0].reshape(-1)
         part = given[head * width : head * width + width]
-        _turn(part, by, eps, turns[0, at], turns[1, at])
+        turn(part, by, eps, turns[0, at], turns[1, at])
     for head in range(kept):
         key = (heads + head) * width
         value = key + kept * width
@@ -115,48 +115,14 @@ def mix_attention(projected, spans, layer, shape, scale, eps, turns, out):
             first, last = np.zeros(rows, np.int64), np.empty(rows, np.int64)
             for row in range(rows):
                 at = start + row
-                _prepare(
+                prepare(
                     projected[done + row], at, shape, scale, np.float32(eps), turns, keys, values
                 )
                 first[row] = max(0, at - window + 1) if window > 0 else 0
                 last[row] = at
             part = slice(done, done + rows)
-            _attend_heads(projected[part], shape, keys, values, first, last, out[part])
+            attend_heads(projected[part], shape, keys, values, first, last, out[part])
             if gated:
                 for row in range(rows):
                     close(out[done + row], projected[done + row, (heads + 2 * kept) * width :])
             done += rows
-
-
-@entry(
-    "f4[:, ::1], i8, f4[:, :, :, :, ::1], i8[:, ::1], UniTuple(i8, 3), f4[:, ::1], f8, "
-    "f4[:, :, ::1], f4[:, ::1]"
-)
-def mix_block(projected, start, kept, seen, shape, scale, eps, turns, out):
-    """As `mix_attention` for one span, whose row r sees seen[0, r] .. seen[1, r].
-
-    kept [2, pages, heads, PAGE, width]: keys by column and values of one layer.
-    """
-    keys = kept[0].reshape((kept.shape[1], kept.shape[2], kept.shape[4], PAGE))
-    for row in range(len(out)):
-        at = start + row
-        _prepare(projected[row], at, shape, scale, np.float32(eps), turns, keys, kept[1])
-    _attend_heads(projected, shape, keys, kept[1], seen[0], seen[1], out)
-
-
-@entry("f4[:, :, :, :, ::1], i8, f4[:, ::1], f8, f4[:, :, ::1], f4[:, :, :, :, :, ::1]")
-def keep_rows(new, start, scale, eps, turns, kept):
-    """Turn and keep new [n, 2, layers, heads, width], keys and values of positions from start on.
-
-    kept: as of `mix_block`, for all layers. scale [layers * heads, width].
-    """
-    rows, _, layers, heads, width = new.shape
-    for row in range(rows):
-        page, place = (start + row) // PAGE, (start + row) % PAGE
-        for layer in range(layers):
-            keys = kept[layer, 0].reshape((kept.shape[2], heads, width, PAGE))
-            for head in range(heads):
-                key, by = new[row, 0, layer, head], scale[layer * heads + head]
-                _turn(key, by, np.float32(eps), turns[0, start + row], turns[1, start + row])
-                keys[page, head, :, place] = key
-                kept[layer, 1, page, head, place] = new[row, 1, layer, head]

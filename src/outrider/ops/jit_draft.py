@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from outrider.ops.jit import BLOCK, ONE, ZERO, entry, exp, inner, multiply, reducing
+from outrider.ops.jit import BLOCK, ONE, ZERO, dot, entry, exp, inner, multiply, reducing
 
 INFINITY = np.int32(0x7F800000)
 """The bits of an exponent that belongs to no number."""
@@ -48,33 +48,38 @@ def _top_probability(row, largest):
     return ONE / total
 
 
-@entry("f4[:, ::1], f4[:, ::1], f4[:, :, ::1], i8[::1], f4[::1], f4[::1], i8, f8, i8[::1], f4[::1]")
-def choose_rows(logits, code, weight, ids, by_row, by_token, token, least, tokens, sure):
+@entry(
+    "f4[:, ::1], f4[:, ::1], UniTuple(f4[::1], 2), f8, f4[:, ::1], f4[:, :, ::1], i8[::1], i8, f8, "
+    "i8[::1], f4[::1]"
+)
+def choose_rows(logits, hidden, sure, offset, code, weight, ids, token, least, tokens, chances):
     """Greedy tokens of a block's rows, each corrected by the one before, until one is unlikely.
 
     logits [n, vocab] are corrected in place, by weight [blocks, rank, BLOCK] of code [vocab, rank],
-    or not where `weight` is empty. ids: target ids of the vocabulary, empty where they are the same.
-    A row is unlikely below `least`: by sigmoid(by_row + by_token of the token before), or where
-    `by_row` is empty by the largest probability. Writes tokens and sure [n]; a row that ends it all
-    gets the token -1, and one that holds no numbers the confidence NaN.
+    or not where `weight` is empty. ids: target ids of the vocabulary, empty where they are the
+    same. A row is unlikely below `least`, by the confidence head `sure`, `offset` (see
+    `ConfidenceHead`) over hidden [n, H], or where that is empty by the largest probability. Writes
+    tokens and chances [n]; the row that ends it all has the token -1, and the chance NaN if it
+    holds something that is no number.
     """
+    by_hidden, by_token = sure
     for at in range(len(tokens)):
         row = logits[at]
         if len(weight):
             _add_bias(code[token : token + 1], weight, logits[at : at + 1])
-        tokens[at] = -1
+        tokens[at], chances[at] = -1, np.nan
         if not _is_finite(row):
-            sure[at] = np.nan
             return
         largest, best = _largest(row), 0
         while row[best] != largest:
             best += 1
-        if len(by_row):
-            total = by_row[at] + (by_token[token] if len(by_token) else ZERO)
-            sure[at] = ONE / (ONE + exp(-total))
+        if len(by_hidden):
+            total = dot(hidden[at], by_hidden) + np.float32(offset)
+            total += by_token[token] if len(by_token) else ZERO
+            chances[at] = ONE / (ONE + exp(-total))
         else:
-            sure[at] = _top_probability(row, largest)
-        if sure[at] < least:
+            chances[at] = _top_probability(row, largest)
+        if chances[at] < least:
             return
         token = ids[best] if len(ids) else best
         tokens[at] = token

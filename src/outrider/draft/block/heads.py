@@ -59,9 +59,10 @@ class ConfidenceHead:
     offset: float
     by_token: Tensor | None
 
-    def of_rows(self, hidden: Tensor) -> Tensor:
+    def of_rows(self, hidden: Tensor) -> list[float]:
         """The hidden states' part [n] of normed `hidden` [n, H]."""
-        return hidden.float() @ self.weight + self.offset
+        values: list[float] = (hidden.float() @ self.weight + self.offset).tolist()
+        return values
 
     def value(self, row: float, token: int) -> float:
         """The confidence of a row with part `row` behind `token`, in (0, 1)."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.draft.block import gguf
+from outrider.draft.block.compiled import compiled_trunk, greedy_rows
 from outrider.draft.block.formats import (
     CONFIDENCE,
     LOG_SNR,
@@ -20,7 +21,6 @@ from outrider.draft.block.formats import (
     parse_block,
 )
 from outrider.draft.block.gguf import BlockTensors
-from outrider.draft.block.greedy import greedy_rows
 from outrider.draft.block.heads import FREQUENCIES, ConfidenceHead, LogSnr, MarkovHead
 from outrider.draft.block.layout import check_method
 from outrider.draft.block.model import BlockModel
@@ -36,7 +36,7 @@ from outrider.models.model_file import is_gguf
 from outrider.models.rope import rope_tables
 from outrider.models.weights import WeightReader
 from outrider.ops.linear import Linear
-from outrider.ops.norm import fold_norm, length_eps, rms_norm
+from outrider.ops.norm import fold_norm, rms_norm
 from outrider.ops.rope import paired
 from outrider.ops.selftest import Kernels
 
@@ -141,7 +141,7 @@ class _Parts:
             confidence=confidence,
             added=self._log_snr(),
             ids=ids,
-            greedy=greedy_rows(trunk.fused, markov, confidence, ids),
+            greedy=greedy_rows(trunk.mixer(0).fused, markov, confidence, ids),
         )
 
     def _has(self, name: str) -> bool:
@@ -157,16 +157,23 @@ class _Parts:
             reader.below(f"layers.{n}.self_attn").norm("k_norm", shape.width) for n in layers
         ]
         heads = [norm.expand(shape.kv_heads, -1) for norm in key_norms]
+        built = tuple(build_layer(config, n, 0, reader, self.kernels) for n in layers)
+        read = self.kernels.make_linear(reader.matrix("fc", width, taps * width))
+        keep = self._keep(reader.norm("hidden_norm", width))
+        key_norm = rms_norm(paired(torch.cat(heads), shape.rope.width), config.norm_eps)
+        norm = rms_norm(reader.norm("norm", width), config.norm_eps)
+        turns = torch.stack([cos, sin]).to(reader.device)
         return Trunk(
-            layers=tuple(build_layer(config, n, 0, reader, self.kernels) for n in layers),
+            layers=built,
             views=self.config.views,
-            read=self.kernels.make_linear(reader.matrix("fc", width, taps * width)),
-            keep=self._keep(reader.norm("hidden_norm", width)),
-            key_norm=rms_norm(paired(torch.cat(heads), shape.rope.width), config.norm_eps),
-            norm=rms_norm(reader.norm("norm", width), config.norm_eps),
-            eps=length_eps(config.norm_eps, width).to(reader.device),
-            turns=torch.stack([cos, sin]).to(reader.device),
+            read=read,
+            keep=keep,
+            key_norm=key_norm,
+            norm=norm,
+            eps=norm.eps,
+            turns=turns,
             dtype=reader.dtype,
+            compiled=compiled_trunk(built, (read, keep), (key_norm, norm), turns),
         )
 
     def _keep(self, norm: Tensor) -> Linear:

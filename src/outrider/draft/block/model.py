@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.draft.block.compiled import GreedyRows
 from outrider.draft.block.formats import BlockConfig
-from outrider.draft.block.greedy import GreedyRows
 from outrider.draft.block.heads import ConfidenceHead, MarkovHead
 from outrider.draft.block.layout import BlockLayout
 from outrider.draft.block.trunk import BlockContext, Trunk
@@ -43,7 +43,7 @@ class BlockModel:
         """The configuration, and what runs compiled."""
         return {
             **self.config.describe(),
-            "trunk": "compiled" if self.trunk.fused else "torch",
+            "trunk": "compiled" if self.trunk.compiled else "torch",
             "greedy_drafts": "compiled" if self.greedy else "torch",
         }
 
@@ -75,8 +75,7 @@ class BlockModel:
     def _greedy(
         self, rows: GreedyRows, hidden: Tensor, anchor: int, least: float, position: int
     ) -> Iterator[Choice]:
-        parts = self.confidence.of_rows(hidden) if self.confidence else None
-        for token, sure in rows.choose(self.head(hidden), parts, anchor, least):
+        for token, sure in rows.choose(self.head(hidden), hidden, anchor, least):
             check_finite(sure, position)
             if token < 0:
                 break
@@ -98,7 +97,7 @@ class BlockModel:
     ) -> Iterator[tuple[Tensor, float | None]]:
         """Each row's logits [1, vocab], corrected by the token chosen before it, and confidence."""
         logits = self.head(hidden).float()
-        parts = self.confidence.of_rows(hidden).tolist() if self.confidence else None
+        parts = self.confidence.of_rows(hidden) if self.confidence else None
         tops = None if self.markov or self.confidence else top_probabilities(logits)
         for place, row in enumerate(logits.split(1)):
             token = choices[-1].token if choices else token

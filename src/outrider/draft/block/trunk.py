@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.draft.block.compiled import CompiledTrunk
 from outrider.draft.block.formats import View
 from outrider.models.attention import AttentionLayer
 from outrider.models.decoder import DecoderLayer
-from outrider.ops.fused import Fused
 from outrider.ops.linear import Linear
 from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.ops.rope import rotate
@@ -35,7 +35,7 @@ class BlockContext:
 
     def __init__(self, trunk: "Trunk") -> None:
         shape = trunk.mixer(0).config
-        self._axis, pages, room = (2, 0, PAGE) if trunk.fused else (4, 1, 0)
+        self._axis, pages, room = (2, 0, PAGE) if trunk.compiled else (4, 1, 0)
         sizes = len(trunk.layers), 2, pages, shape.kv_heads, room, shape.width
         self.storage = torch.empty(sizes, dtype=trunk.dtype, device=trunk.turns.device)
         self.length = 0
@@ -62,7 +62,8 @@ class Trunk:
 
     read: tapped features to hidden size. keep: their unit rows to keys and values of all layers at
     once, heads of all layers' keys first; `key_norm` [layers * heads, width]. turns: cos and signed
-    sin [2, max_length, width]. norm: behind the last layer. eps: of every row's length.
+    sin [2, max_length, width]. norm: behind the last layer. eps: of every row's length. compiled:
+    the same in one call for a pass, where there is that.
     """
 
     layers: tuple[DecoderLayer, ...]
@@ -74,11 +75,7 @@ class Trunk:
     eps: Tensor
     turns: Tensor
     dtype: torch.dtype
-
-    @property
-    def fused(self) -> Fused | None:
-        """Compiled kernels, where the layers are made of them."""
-        return self.mixer(0).fused
+    compiled: CompiledTrunk | None
 
     @property
     def max_length(self) -> int:
@@ -103,56 +100,44 @@ class Trunk:
 
     def consume(self, features: Tensor, context: BlockContext) -> None:
         """Append features [n, taps * hidden], those of the next n positions, to the context."""
-        start, rows, fused = context.length, len(features), self.fused
+        start, rows = context.length, len(features)
         context.reserve(start + rows)
-        kept = self.keep(self._unit(self.read(features)))
-        layers, _, _, heads, _, width = context.storage.shape
-        new = kept.view(rows, 2, layers, heads, width)
-        if fused:
-            fused.keep_rows(new, start, self.key_norm, self.turns, context.storage)
+        if self.compiled:
+            self.compiled.keep(features, start, context.storage)
         else:
-            keys = new[:, 0].flatten(1, 2)
-            rotate(self.key_norm(keys), *self._turns(start, rows), out=keys)
-            context.storage[:, :, 0].narrow(3, start, rows).copy_(new.permute(2, 1, 3, 0, 4))
+            self._keep_rows(features, start, context.storage)
         context.length += rows
 
     def run(self, x: Tensor, context: BlockContext) -> Tensor:
-        """Rows of a block, embedded [n, hidden], behind the context; normed outputs [n, hidden]."""
+        """Rows of a block, embedded [n, hidden], behind the context; normed outputs [n, hidden].
+
+        Takes the rows themselves for scratch.
+        """
         start, rows = context.length, len(x)
         context.reserve(start + rows)
         seen = {view: _visible(view, start, rows) for view in set(self.views)}
-        attend = self._attend_fused if self.fused else self._attend
-        unit = self._unit(x)
+        if self.compiled:
+            each = torch.tensor([seen[view] for view in self.views])
+            return self.compiled.run(x, start, context.storage, each)
         for index, (layer, view) in enumerate(zip(self.layers, self.views, strict=True)):
-            mixer = self.mixer(index)
-            mixed = attend(mixer, mixer.project(unit), context.storage[index], start, seen[view])
-            x, unit = self._add(x, mixer.out(mixed))
-            x, unit = self._add(x, layer.mlp(unit))
-        return unit.mul_(self.norm.scale) if self.fused else self.norm(x)
+            projected = self.mixer(index).project(unit_rows(x, self.eps))
+            kept = context.storage[index]
+            x = x + self._attend(self.mixer(index), projected, kept, start, seen[view])
+            x = x + layer.mlp(unit_rows(x, self.eps))
+        return self.norm(x)
 
-    def _unit(self, x: Tensor) -> Tensor:
-        return self.fused.unit(x, self.eps.item()) if self.fused else unit_rows(x, self.eps)
-
-    def _add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum, and its rows over their lengths."""
-        if self.fused:
-            return self.fused.add_unit(x, y, self.eps.item())
-        total = x + y
-        return total, unit_rows(total, self.eps)
+    def _keep_rows(self, features: Tensor, start: int, storage: Tensor) -> None:
+        kept = self.keep(unit_rows(self.read(features), self.eps))
+        rows, (layers, _, _, heads, _, width) = len(kept), storage.shape
+        new = kept.view(rows, 2, layers, heads, width)
+        keys = kept.view(rows, 2, -1, width)[:, 0]
+        rotate(self.key_norm(keys), *self._turns(start, rows), out=keys)
+        storage[:, :, 0].narrow(3, start, rows).copy_(new.permute(2, 1, 3, 0, 4))
 
     def _turns(self, start: int, rows: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin [n, 1, width] of positions from `start` on."""
         cos, sin = self.turns.narrow(1, start, rows).unsqueeze(2).unbind(0)
         return cos, sin
-
-    def _attend_fused(
-        self, mixer: AttentionLayer, projected: Tensor, kept: Tensor, start: int, seen: Sight
-    ) -> Tensor:
-        assert self.fused
-        at = start, kept, torch.tensor(seen)
-        return self.fused.mix_block(
-            projected, at, mixer.shape[:3], mixer.fused_weights, self.turns.numpy()
-        )
 
     def _attend(
         self, mixer: AttentionLayer, projected: Tensor, kept: Tensor, start: int, seen: Sight
@@ -172,7 +157,7 @@ class Trunk:
         out = functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True
         )
-        return out[0].transpose(0, 1).flatten(1)
+        return mixer.out(out[0].transpose(0, 1).flatten(1))
 
 
 def _visible(view: View, start: int, rows: int) -> Sight:
@@ -198,4 +183,5 @@ def _mask(seen: Sight, low: int, end: int, device: torch.device) -> Tensor | Non
         return None
     first, last = torch.tensor(seen, device=device).unsqueeze(-1)
     at = torch.arange(low, end, device=device)
-    return (first <= at) & (at <= last)
+    mask: Tensor = (first <= at) & (at <= last)
+    return mask
