@@ -14,7 +14,7 @@ from outrider.core_types import Commit, Context, Needs
 from outrider.draft.choice import Chooser
 from outrider.errors import StageError
 
-PASS_ROWS = 64
+PASS_ROWS = 256
 """Rows that may wait, and rows of a catch-up pass at most."""
 
 

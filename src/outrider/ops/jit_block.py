@@ -21,22 +21,24 @@ def _multiply(weights, x, y):
 def _mix(projected, start, kept, seen, shape, scale, eps, turns, out):
     """As `mix_attention` for rows from `start` on, of which r sees seen[0, r] .. seen[1, r].
 
-    kept [2, pages, heads, PAGE, width]: keys, by column, and values.
+    kept [2, pages, heads, PAGE, width]: keys, by column, and values. Of rows beyond those of `out`,
+    only these are written.
     """
     keys = kept[0].reshape((kept.shape[1], kept.shape[2], kept.shape[4], PAGE))
-    for row in range(len(out)):
+    for row in range(len(projected)):
         prepare(projected[row], start + row, shape, scale, eps, turns, keys, kept[1])
     attend_heads(projected, shape, keys, kept[1], seen[0], seen[1], out)
 
 
 @entry(
-    "f4[:, ::1], i8, f4[:, :, :, :, :, ::1], i8[:, :, ::1], i8[:, :, ::1], UniTuple(i8, 4), "
+    "f4[:, ::1], i8, i8, f4[:, :, :, :, :, ::1], i8[:, :, ::1], i8[:, :, ::1], UniTuple(i8, 4), "
     "f4[:, :, ::1], f4[::1], UniTuple(f8, 2), f4[:, :, ::1]"
 )
-def run_block(x, start, kept, seen, weights, shape, scales, norm, eps, turns):
-    """Replace rows x [n, hidden] at positions from `start` on by the layers' normed outputs.
+def run_block(x, wanted, start, kept, seen, weights, shape, scales, norm, eps, turns):
+    """Replace the first `wanted` rows of x [n, hidden], which lie at positions from `start` on, by
+    the layers' normed outputs.
 
-    kept: of all layers, and seen: as `_mix` has them. weights [layers, 4, 2]: of queries, keys and
+    kept, of all layers, and seen: as `_mix` has them. weights [layers, 4, 2]: of queries, keys and
     values, the attention's output, gates and ups, the network's output. shape: query and key-value
     heads, width, and inner size. scales [layers, heads, width]. eps: of rows, of heads.
     """
@@ -48,6 +50,9 @@ def run_block(x, start, kept, seen, weights, shape, scales, norm, eps, turns):
     unit_rows(x, eps[0], unit)
     for at in range(len(weights)):
         _multiply(weights[at, 0], unit, projected)
+        if at == len(weights) - 1:
+            x, unit, more, mixed = x[:wanted], unit[:wanted], more[:wanted], mixed[:wanted]
+            both, closed = both[:wanted], closed[:wanted]
         small = np.float32(eps[1])
         _mix(projected, start, kept[at], seen[at], shape, scales[at], small, turns, mixed)
         _multiply(weights[at, 1], mixed, more)
@@ -56,7 +61,7 @@ def run_block(x, start, kept, seen, weights, shape, scales, norm, eps, turns):
         gated(both, closed)
         _multiply(weights[at, 3], closed, more)
         add_unit_rows(x, more, eps[0], x, unit)
-    for row in range(rows):
+    for row in range(wanted):
         for at in range(len(norm)):
             x[row, at] = unit[row, at] * norm[at]
 

@@ -24,13 +24,13 @@ class CompiledTrunk:
     block: tuple[Any, ...]
     context: tuple[Any, ...]
 
-    def run(self, x: Tensor, start: int, kept: Tensor, seen: Tensor) -> Tensor:
-        """Rows x [n, hidden] behind `start` context rows, replaced by normed outputs.
+    def run(self, x: Tensor, wanted: int, start: int, kept: Tensor, seen: Tensor) -> Tensor:
+        """Normed outputs of the first `wanted` rows x [n, hidden] behind `start` context rows.
 
-        seen [layers, 2, n]: the first and last position that each row sees.
+        They replace the rows. seen [layers, 2, n]: first and last position that each row sees.
         """
-        self.fused.block(x.numpy(), start, kept.numpy(), seen.numpy(), *self.block)
-        return x
+        self.fused.block(x.numpy(), wanted, start, kept.numpy(), seen.numpy(), *self.block)
+        return x.narrow(0, 0, wanted)
 
     def keep(self, features: Tensor, start: int, kept: Tensor) -> None:
         """Write keys and values of features [n, width] at positions from `start` on."""

@@ -56,7 +56,7 @@ class BlockModel:
         it has seen the tokens before a row and never the row's own.
         """
         first = self.layout.first_row
-        block = self.trunk.run(self._embed(anchor), context)
+        block = self.trunk.run(self._embed(anchor), context, first + count)
         hidden, choices = block.narrow(0, first, count), list[Choice]()
         # What another kind of chooser does with a row is its own affair.
         if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:

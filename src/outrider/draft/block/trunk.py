@@ -108,23 +108,22 @@ class Trunk:
             self._keep_rows(features, start, context.storage)
         context.length += rows
 
-    def run(self, x: Tensor, context: BlockContext) -> Tensor:
-        """Rows of a block, embedded [n, hidden], behind the context; normed outputs [n, hidden].
-
-        Takes the rows themselves for scratch.
+    def run(self, x: Tensor, context: BlockContext, wanted: int) -> Tensor:
+        """Rows of a block, embedded [n, hidden], behind the context; normed outputs of the first
+        `wanted` ones. Takes the rows themselves for scratch.
         """
         start, rows = context.length, len(x)
         context.reserve(start + rows)
         seen = {view: _visible(view, start, rows) for view in set(self.views)}
         if self.compiled:
             each = torch.tensor([seen[view] for view in self.views])
-            return self.compiled.run(x, start, context.storage, each)
+            return self.compiled.run(x, wanted, start, context.storage, each)
         for index, (layer, view) in enumerate(zip(self.layers, self.views, strict=True)):
             projected = self.mixer(index).project(unit_rows(x, self.eps))
             kept = context.storage[index]
             x = x + self._attend(self.mixer(index), projected, kept, start, seen[view])
             x = x + layer.mlp(unit_rows(x, self.eps))
-        return self.norm(x)
+        return self.norm(x.narrow(0, 0, wanted))
 
     def _keep_rows(self, features: Tensor, start: int, storage: Tensor) -> None:
         kept = self.keep(unit_rows(self.read(features), self.eps))
