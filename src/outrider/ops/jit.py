@@ -15,17 +15,22 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 _NUMBA: Any = numba  # untyped: its own types reject half of what it takes
 
-LANES = 16
-"""Floats of a vector; a processor with narrower ones takes several, with the same bits."""
-VECTORS = 2
-BLOCK = LANES * VECTORS
-"""Outputs of a product that are computed together, for up to eight rows."""
+BLOCK = 32
+"""Outputs of a product whose weights lie side by side."""
+WIDE = bool(get_host_cpu_features().get("avx512f"))
+LANES = 16 if WIDE else 8
+"""Floats of a vector. A chain has the same bits whatever the vectors are."""
+MOST = 8 if WIDE else 6
+"""Rows that share the loads of a weight: their sums, two vectors each, fit the registers."""
+PANEL = 192
+"""Inputs of a block whose weights stay in the first cache while all rows pass."""
 
 FIELDS = (
     *("start", "rows", "pages", "page_count"),
@@ -91,6 +96,8 @@ def array(address, shape):
 def _tile(rows: int) -> Any:
     """The product of `rows` rows with a block of weights [inner, BLOCK], in registers.
 
+    Two vectors of its columns at a time, or all columns for one row or two.
+
     Takes addresses of weights, inputs and outputs (which hold what is added), each with the
     distance of its rows in floats, and the inner size.
     """
@@ -108,54 +115,60 @@ def _tile_code(rows: int) -> Callable[..., Any]:
     undefined = ir.Constant(vector, ir.Undefined)
     first = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     shape = ir.FunctionType(vector, [vector] * 3)
+    wide = LANES * 2 if rows > 2 else BLOCK
 
-    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+    def part(b: Any, args: Any, columns: range) -> None:
         w, w_step, x, x_step, y, y_step, inner = args
         fma = cgutils.get_or_insert_function(b.module, shape, f"llvm.fma.v{LANES}f32")
         weights, inputs, outputs = (b.inttoptr(at, real.as_pointer()) for at in (w, x, y))
         sources = [b.gep(inputs, [b.mul(x_step, long(row))]) for row in range(rows)]
         places, sums = [], []
         for row in range(rows):
-            for part in range(VECTORS):
-                at = b.add(b.mul(y_step, long(row)), long(part * LANES))
+            for column in columns:
+                at = b.add(b.mul(y_step, long(row)), long(column))
                 places.append(b.bitcast(b.gep(outputs, [at]), vector.as_pointer()))
                 sums.append(cgutils.alloca_once_value(b, b.load(places[-1], align=4)))
         with cgutils.for_range(b, inner) as loop:
             at = b.mul(loop.index, w_step)
-            parts = [b.gep(weights, [b.add(at, long(part * LANES))]) for part in range(VECTORS)]
-            parts = [b.bitcast(part, vector.as_pointer()) for part in parts]
-            loaded = [b.load(part, align=4) for part in parts]
+            near = [b.gep(weights, [b.add(at, long(column))]) for column in columns]
+            loaded = [b.load(b.bitcast(one, vector.as_pointer()), align=4) for one in near]
             for row, source in enumerate(sources):
                 one = b.insert_element(undefined, b.load(b.gep(source, [loop.index])), long(0))
                 every = b.shuffle_vector(one, undefined, first)
-                for part, weight in enumerate(loaded):
-                    total = sums[row * VECTORS + part]
+                for number, weight in enumerate(loaded):
+                    total = sums[row * len(columns) + number]
                     b.store(b.call(fma, [weight, every, b.load(total)]), total)
         for place, total in zip(places, sums, strict=True):
             b.store(b.load(total), place, align=4)
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        for begin in range(0, BLOCK, wide):
+            part(b, args, range(begin, begin + wide, LANES))
         return context.get_dummy_value()
 
     return generate
 
 
-_tile1, _tile2, _tile4, _tile8 = (_tile(rows) for rows in (1, 2, 4, 8))
+_tile1, _tile2, _tile4, _most = (_tile(rows) for rows in (1, 2, 4, MOST))
 
 
 @inner
 def multiply(w, w_step, x, x_step, y, y_step, rows, size):
     """One block for all rows; arguments as of `_tile`."""
-    done = 0
-    while done + 8 <= rows:
-        _tile8(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
-        done += 8
-    if done + 4 <= rows:
-        _tile4(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
-        done += 4
-    if done + 2 <= rows:
-        _tile2(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
-        done += 2
-    if done < rows:
-        _tile1(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
+    for begin in range(0, size, PANEL):
+        part = min(PANEL, size - begin)
+        near, at, out, left = w + 4 * begin * w_step, x + 4 * begin, y, rows
+        while left >= MOST:
+            _most(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 4 * MOST * x_step, out + 4 * MOST * y_step, left - MOST
+        if left >= 4:
+            _tile4(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 16 * x_step, out + 16 * y_step, left - 4
+        if left >= 2:
+            _tile2(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 8 * x_step, out + 8 * y_step, left - 2
+        if left:
+            _tile1(near, w_step, at, x_step, out, y_step, part)
 
 
 @entry("f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1]")
