@@ -61,7 +61,7 @@ class DecoderLayer:
             x = x.contiguous()
             mixed = self.mixer(self.mlp.fused.unit(x, self.eps.item()), plan)
             x, unit = self.mlp.fused.add_unit(x, mixed, self.eps.item())
-            return x + self.mlp(unit)
+            return self.mlp.fused.add(x, self.mlp(unit))
         x = x + self.mixer(unit_rows(x, self.eps), plan)
         return x + self.mlp(unit_rows(x, self.eps))
 

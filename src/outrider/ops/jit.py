@@ -57,7 +57,10 @@ SIGNATURES: dict[Kernel, str] = {}
 
 
 def entry(signature: str) -> Callable[[Callable[..., None]], Kernel]:
-    """What Python calls: kept compiled on disk, and run without the interpreter's lock."""
+    """What Python calls: kept compiled on disk, and run without the interpreter's lock.
+
+    Does the part from its first argument up to its second, of rows, heads or blocks.
+    """
 
     def wrap(function: Callable[..., None]) -> Kernel:
         kernel: Kernel = _NUMBA.njit(
@@ -66,7 +69,7 @@ def entry(signature: str) -> Callable[[Callable[..., None]], Kernel]:
             nogil=True,
             cache=bool(_NUMBA.config.CACHE_DIR),
         )(function)
-        SIGNATURES[kernel] = f"void({signature})"
+        SIGNATURES[kernel] = f"void(i8, i8, {signature})"
         return kernel
 
     return wrap
@@ -172,24 +175,25 @@ def multiply(w, w_step, x, x_step, y, y_step, rows, size):
 
 
 @entry("f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1]")
-def linear(weight, bias, x, y):
-    """y [n, out] = x [n, in] W^T + bias for weight [blocks, in, BLOCK], bias [blocks, BLOCK]."""
-    blocks, size = weight.shape[:2]
+def linear(begin, end, weight, bias, x, y):
+    """y [n, out] = x [n, in] W^T + bias for weight [blocks, in, BLOCK], bias [blocks, BLOCK]; the
+    outputs of blocks from `begin` to `end`."""
+    size = weight.shape[1]
     rows, out = y.shape
-    last = np.empty((rows, BLOCK), np.float32)
-    for block in range(blocks):
+    rest = np.empty((rows, BLOCK), np.float32)
+    for block in range(begin, end):
         first = block * BLOCK
         whole = first + BLOCK <= out
-        part = y[:, first:] if whole else last
+        part = y[:, first:] if whole else rest
         step = out if whole else BLOCK
         for row in range(rows):
             for at in range(BLOCK):
                 part[row, at] = bias[block, at]
-        address = y.ctypes.data + 4 * first if whole else last.ctypes.data
+        address = y.ctypes.data + 4 * first if whole else rest.ctypes.data
         start = weight.ctypes.data + 4 * block * size * BLOCK
         multiply(start, BLOCK, x.ctypes.data, size, address, step, rows, size)
         if not whole:
-            y[:, first:] = last[:, : out - first]
+            y[:, first:] = rest[:, : out - first]
 
 
 @inner
@@ -225,28 +229,36 @@ def unit(x, eps, out):
 
 
 @entry("f4[:, ::1], f8, f4[:, ::1]")
-def unit_rows(x, eps, out):
+def unit_rows(begin, end, x, eps, out):
     """out = rows of x [n, width] over their lengths."""
     small = np.float32(eps)
-    for row in range(len(x)):
+    for row in range(begin, end):
         unit(x[row], small, out[row])
 
 
 @entry("f4[:, ::1], f4[:, ::1], f8, f4[:, ::1], f4[:, ::1]")
-def add_unit_rows(x, y, eps, total, out):
+def add_unit_rows(begin, end, x, y, eps, total, out):
     """total = x + y [n, width]; out = its rows over their lengths."""
     small = np.float32(eps)
-    for row in range(len(x)):
+    for row in range(begin, end):
         for at in range(x.shape[1]):
             total[row, at] = x[row, at] + y[row, at]
         unit(total[row], small, out[row])
 
 
 @entry("f4[:, ::1], f4[:, ::1]")
-def gated(both, out):
+def add_rows(begin, end, x, y):
+    """x += y for both [n, width]."""
+    for row in range(begin, end):
+        for at in range(x.shape[1]):
+            x[row, at] += y[row, at]
+
+
+@entry("f4[:, ::1], f4[:, ::1]")
+def gated(begin, end, both, out):
     """silu(gate) * up for both [n, 2 width], negated gates before negated ups; out [n, width]."""
     width = out.shape[1]
-    for row in range(len(out)):
+    for row in range(begin, end):
         gate, up, place = both[row, :width], both[row, width:], out[row]
         for at in range(width):
             place[at] = gate[at] * up[at] / (ONE + exp(gate[at]))

@@ -66,53 +66,54 @@ def _attend(queries, keys, values, head, first, last, out):
 
 
 @inner
-def _prepare(given, at, shape, scale, eps, turns, keys, values):
-    """Turn queries and keys of one row in place, and keep key and value at position `at`."""
+def _prepare(given, at, head, shape, scale, eps, turns, keys, values):
+    """Turn key-value head `head` of a row and its queries in place; keep key and value at `at`."""
     heads, kept, width = shape[:3]
-    for head in range(heads + kept):
-        by = scale[head] if len(scale) else scale[0:0].reshape(-1)
-        part = given[head * width : head * width + width]
+    group = heads // kept
+    for number in range(group + 1):
+        turned = head * group + number if number < group else heads + head
+        by = scale[turned] if len(scale) else scale[0:0].reshape(-1)
+        part = given[turned * width : turned * width + width]
         _turn(part, by, eps, turns[0, at], turns[1, at])
-    for head in range(kept):
-        key = (heads + head) * width
-        value = key + kept * width
-        keys[at // PAGE, head, :, at % PAGE] = given[key : key + width]
-        values[at // PAGE, head, at % PAGE] = given[value : value + width]
+    key = (heads + head) * width
+    value = key + kept * width
+    keys[at // PAGE, head, :, at % PAGE] = given[key : key + width]
+    values[at // PAGE, head, at % PAGE] = given[value : value + width]
 
 
 @entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1], f8, f4[:, :, ::1], f4[:, ::1]")
-def mix_attention(projected, spans, layer, shape, scale, eps, turns, out):
+def mix_attention(begin, end, projected, spans, layer, shape, scale, eps, turns, out):
     """From the projection [N, ..] of an attention layer to the input of its last product.
 
-    shape: query heads, key-value heads, width; whether gates follow; sliding window, or 0.
-    scale [heads, width] or empty. turns: cos and sin [2, max_length, width]. out [N, heads width].
-    Keys lie in their pages by column, [width, PAGE], so that a page's scores are one product.
+    Key-value heads from `begin` to `end`. shape: query heads, key-value heads, width; whether gates
+    follow; sliding window, or 0. scale [heads, width] or empty. turns: cos and sin [2, max_length,
+    width]. out [N, heads width]. Keys lie in their pages by column, [width, PAGE], so that a page's
+    scores are one product.
     """
     heads, kept, width, gated, window = shape
-    done, group = 0, heads // kept
+    done, group, gates = 0, heads // kept, (heads + 2 * kept) * width
     for span in spans:
         half = 4 * span[3] * kept * PAGE * width
         keys = array(span[2] + 2 * layer * half, (span[3], kept, width, PAGE))
         values = array(span[2] + (2 * layer + 1) * half, (span[3], kept, PAGE, width))
-        for begin in range(0, span[1], TOGETHER):
-            start, rows = span[0] + begin, min(TOGETHER, span[1] - begin)
+        for near in range(0, span[1], TOGETHER):
+            start, rows = span[0] + near, min(TOGETHER, span[1] - near)
             first = np.zeros(rows, np.int64)
-            for row in range(rows):
-                at = start + row
-                _prepare(
-                    projected[done + row], at, shape, scale, np.float32(eps), turns, keys, values
-                )
-                first[row] = max(0, at - window + 1) if window > 0 else 0
+            if window > 0:
+                for row in range(rows):
+                    first[row] = max(0, start + row - window + 1)
             queries = np.empty((rows, group, width), np.float32)
             results = np.empty((rows, group, width), np.float32)
-            for head in range(kept):
-                wide = slice(head * group * width, (head + 1) * group * width)
+            for head in range(begin, end):
+                low, high = head * group * width, (head + 1) * group * width
                 for row in range(rows):
-                    queries[row] = projected[done + row, wide].reshape((group, width))
+                    given, at = projected[done + row], start + row
+                    _prepare(given, at, head, shape, scale, np.float32(eps), turns, keys, values)
+                    queries[row] = given[low:high].reshape((group, width))
                 _attend(queries, keys, values, head, first, start, results)
                 for row in range(rows):
-                    out[done + row, wide] = results[row].reshape(-1)
-            if gated:
-                for row in range(rows):
-                    close(out[done + row], projected[done + row, (heads + 2 * kept) * width :])
+                    found = out[done + row, low:high]
+                    found[:] = results[row].reshape(-1)
+                    if gated:
+                        close(found, projected[done + row, gates + low : gates + high])
             done += rows
