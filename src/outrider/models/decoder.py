@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
@@ -17,6 +16,7 @@ from outrider.models.delta_net import DeltaLayer
 from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
 from outrider.ops.activation import one_plus_exp
 from outrider.ops.fused import Fused
+from outrider.ops.memory import gather
 from outrider.ops.linear import Linear
 from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.state.seats import Seats
@@ -134,7 +134,7 @@ class Decoder:
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 [N] to hidden states [N, hidden]."""
         assert self.embedding is not None
-        return functional.embedding(tokens, self.embedding)
+        return gather(self.embedding, tokens)
 
     def run(
         self,
