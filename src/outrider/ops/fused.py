@@ -134,14 +134,6 @@ def has_numba() -> bool:
     return find_spec("numba") is not None
 
 
-def is_one_threads_work(weight: Tensor) -> bool:
-    """Whether a product is done sooner by one thread of ours than by all threads of oneDNN.
-
-    One thread reads 30 GB/s or more, so with two of them at any size; oneDNN loses 15 us at once.
-    """
-    return torch.get_num_threads() <= 2 or weight.numel() <= 1 << 18
-
-
 @cache
 def load_fused() -> Fused:
     """Compile all kernels, or find them compiled; says so where that takes a while."""

@@ -29,8 +29,8 @@ LANES = 16 if WIDE else 8
 """Floats of a vector. A chain has the same bits whatever the vectors are."""
 MOST = 8 if WIDE else 6
 """Rows that share the loads of a weight: their sums, two vectors each, fit the registers."""
-PANEL = 192
-"""Inputs of a block whose weights stay in the first cache while all rows pass."""
+PANEL = 512
+"""Inputs of a block whose weights stay in a near cache while all rows pass."""
 
 FIELDS = (
     *("start", "rows", "pages", "page_count"),
@@ -157,21 +157,25 @@ _tile1, _tile2, _tile4, _most = (_tile(rows) for rows in (1, 2, 4, MOST))
 
 @inner
 def multiply(w, w_step, x, x_step, y, y_step, rows, size):
-    """One block for all rows; arguments as of `_tile`."""
+    """One block for all rows; arguments as of `_tile`.
+
+    Few rows come first: their tiles read weights line after line, as memory likes it.
+    """
     for begin in range(0, size, PANEL):
         part = min(PANEL, size - begin)
         near, at, out, left = w + 4 * begin * w_step, x + 4 * begin, y, rows
-        while left >= MOST:
-            _most(near, w_step, at, x_step, out, y_step, part)
-            at, out, left = at + 4 * MOST * x_step, out + 4 * MOST * y_step, left - MOST
-        if left >= 4:
+        if WIDE and left % MOST >= 4:
             _tile4(near, w_step, at, x_step, out, y_step, part)
             at, out, left = at + 16 * x_step, out + 16 * y_step, left - 4
-        if left >= 2:
+        while left % MOST >= 2:
             _tile2(near, w_step, at, x_step, out, y_step, part)
             at, out, left = at + 8 * x_step, out + 8 * y_step, left - 2
-        if left:
+        if left % MOST:
             _tile1(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 4 * x_step, out + 4 * y_step, left - 1
+        while left:
+            _most(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 4 * MOST * x_step, out + 4 * MOST * y_step, left - MOST
 
 
 @entry("f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1]")

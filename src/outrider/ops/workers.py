@@ -1,7 +1,7 @@
 """Threads that share the work of one call, each a part of it, without the interpreter's lock.
 
-`torch.get_num_threads()` says how many. They are ours because the compiler's own abort when two
-Python threads meet, and a pool of futures takes twice as long to wake up.
+There are as many as torch has. Those of the compiler abort where two Python threads meet, and a
+pool of futures takes twice as long to wake up.
 """
 
 import os
@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 import torch
 
-WORTH_NS = 200_000
-"""Work that takes one thread longer is shared; waking another up takes 20 us and more."""
+PART_NS = 100_000
+"""What a part takes at least: waking up its thread takes 20 us and more."""
 
 Part = tuple[Callable[..., None], tuple[object, ...], SimpleQueue[Exception | None]]
 
@@ -23,11 +23,14 @@ def share(ns: int, count: int, run: Callable[..., None], *arguments: object) -> 
 
     ns: what one thread takes for all of it, roughly.
     """
-    parts = min(count, torch.get_num_threads()) if ns > WORTH_NS else 1
+    parts = min(count, ns // PART_NS)
+    threads = torch.get_num_threads() if parts > 1 else 1
+    parts = min(parts, threads)
     if parts <= 1:
         run(0, count, *arguments)
         return
-    inbox, done = _inbox(os.getpid(), torch.get_num_threads() - 1), SimpleQueue()
+    inbox: SimpleQueue[Part] = _inbox(os.getpid(), threads - 1)
+    done: SimpleQueue[Exception | None] = SimpleQueue()
     for part in range(1, parts):
         bounds = count * part // parts, count * (part + 1) // parts
         inbox.put((run, (*bounds, *arguments), done))
