@@ -16,8 +16,8 @@ from outrider.models.delta_net import DeltaLayer
 from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
 from outrider.ops.activation import one_plus_exp
 from outrider.ops.fused import Fused
-from outrider.ops.memory import gather
 from outrider.ops.linear import Linear
+from outrider.ops.memory import gather
 from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.state.seats import Seats
 from outrider.state.sequence import SequenceState

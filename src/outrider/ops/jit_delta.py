@@ -92,8 +92,8 @@ def _correct(at, strength, weights, corrections, value, out):
 
 @inner
 def _delta_row(at, mixed, gates, base, wanted, keys, decays, rate, out, first_key, last_key):
-    """Some key heads of a row at offset `at` of its chunk. mixed: keys, queries, values; gates [2, V]: negated
-    strengths and decays before their activation; out [V, D]."""
+    """Some key heads of a row at offset `at` of its chunk. mixed: keys, queries, values; gates [2,
+    V]: negated strengths and decays before their activation; out [V, D]."""
     key_heads, width, wide = base.shape
     heads, chunk, size = wanted.shape
     group = heads // key_heads
