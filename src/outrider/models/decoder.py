@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
@@ -18,6 +17,7 @@ from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
 from outrider.ops.activation import one_plus_exp
 from outrider.ops.fused import Fused
 from outrider.ops.linear import Linear
+from outrider.ops.memory import gather
 from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.state.seats import Seats
 from outrider.state.sequence import SequenceState
@@ -61,7 +61,7 @@ class DecoderLayer:
             x = x.contiguous()
             mixed = self.mixer(self.mlp.fused.unit(x, self.eps.item()), plan)
             x, unit = self.mlp.fused.add_unit(x, mixed, self.eps.item())
-            return x + self.mlp(unit)
+            return self.mlp.fused.add(x, self.mlp(unit))
         x = x + self.mixer(unit_rows(x, self.eps), plan)
         return x + self.mlp(unit_rows(x, self.eps))
 
@@ -134,7 +134,7 @@ class Decoder:
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 [N] to hidden states [N, hidden]."""
         assert self.embedding is not None
-        return functional.embedding(tokens, self.embedding)
+        return gather(self.embedding, tokens)
 
     def run(
         self,

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outrider.ops.workers import share
+
 LOG = logging.getLogger(__name__)
+
+ROW_RATE, READ_RATE, DELTA_RATE, ATTENTION_RATE = 35, 8, 2, 10
+"""Of one thread, roughly, in a nanosecond: weights times rows, weights from the cache, elements of
+a recurrent layer's kernels and states times rows, and elements of attention's keys times rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,10 @@ class Product:
     run: Callable[..., None]
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = torch.empty(x.shape[0], self.out)
-        self.run(self.weight, self.bias, x.contiguous().numpy(), y.numpy())
+        y, size = torch.empty(x.shape[0], self.out), self.weight.size
+        ns = max(size // READ_RATE, size // ROW_RATE * len(x))
+        arrays = self.weight, self.bias, x.contiguous().numpy(), y.numpy()
+        share(ns, len(self.weight), self.run, *arrays)
         return y
 
 
@@ -65,14 +73,20 @@ class Fused:
     def unit(self, x: Tensor, eps: float) -> Tensor:
         """Rows of x [n, width] over their lengths."""
         result = torch.empty_like(x)
-        self.jit.unit_rows(x.numpy(), eps, result.numpy())
+        share(x.numel(), len(x), self.jit.unit_rows, x.numpy(), eps, result.numpy())
         return result
 
     def add_unit(self, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x + y [n, width], and its rows over their lengths."""
         total, result = torch.empty_like(x), torch.empty_like(x)
-        self.jit.add_unit_rows(x.numpy(), y.numpy(), eps, total.numpy(), result.numpy())
+        arrays = x.numpy(), y.numpy(), eps, total.numpy(), result.numpy()
+        share(x.numel(), len(x), self.jit.add_unit_rows, *arrays)
         return total, result
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + y [n, width], in x. torch would wake up threads that then spin beside ours."""
+        share(x.numel(), len(x), self.jit.add_rows, x.numpy(), y.numpy())
+        return x
 
     def mix_delta(
         self,
@@ -88,7 +102,9 @@ class Fused:
         """
         conv, rate, eps = weights
         result = torch.empty(projected.shape[0], shape[1] * shape[3])
-        self.delta(projected.numpy(), *plan, shape, conv, rate, eps, result.numpy())
+        ns = projected.shape[0] * (conv.size + shape[1] * shape[2] * shape[3]) // DELTA_RATE
+        arguments = projected.numpy(), *plan, shape, conv, rate, eps, result.numpy()
+        share(ns, shape[0], self.delta, *arguments)
         return result
 
     def mix_attention(
@@ -107,13 +123,16 @@ class Fused:
         """
         scale, eps = weights
         result = torch.empty(projected.shape[0], shape[0] * shape[2])
-        self.attention(projected.numpy(), *plan, shape, scale, eps, turns, result.numpy())
+        keys = int(plan[0][0, 0]) + len(result)
+        ns = keys * result.numel() // ATTENTION_RATE
+        arguments = projected.numpy(), *plan, shape, scale, eps, turns, result.numpy()
+        share(ns, shape[1], self.attention, *arguments)
         return result
 
     def gated(self, both: Tensor) -> Tensor:
         """silu(gate) * up from negated gates and negated ups [n, 2 width]."""
         result = torch.empty(both.shape[0], both.shape[1] // 2)
-        self.jit.gated(both.numpy(), result.numpy())
+        share(both.numel(), len(both), self.jit.gated, both.numpy(), result.numpy())
         return result
 
 
@@ -125,14 +144,6 @@ def can_fuse(weight: Tensor) -> bool:
 def has_numba() -> bool:
     """Whether the compiler is installed (extra `fast`)."""
     return find_spec("numba") is not None
-
-
-def is_one_threads_work(weight: Tensor) -> bool:
-    """Whether a product is done sooner by one thread of ours than by all threads of oneDNN.
-
-    One thread reads 30 GB/s or more, so with two of them at any size; oneDNN loses 15 us at once.
-    """
-    return torch.get_num_threads() <= 2 or weight.numel() <= 1 << 18
 
 
 @cache

@@ -15,17 +15,22 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 _NUMBA: Any = numba  # untyped: its own types reject half of what it takes
 
-LANES = 16
-"""Floats of a vector; a processor with narrower ones takes several, with the same bits."""
-VECTORS = 2
-BLOCK = LANES * VECTORS
-"""Outputs of a product that are computed together, for up to eight rows."""
+BLOCK = 32
+"""Outputs of a product whose weights lie side by side."""
+WIDE = bool(get_host_cpu_features().get("avx512f"))
+LANES = 16 if WIDE else 8
+"""Floats of a vector. A chain has the same bits whatever the vectors are."""
+MOST = 8 if WIDE else 6
+"""Rows that share the loads of a weight: their sums, two vectors each, fit the registers."""
+PANEL = 512
+"""Inputs of a block whose weights stay in a near cache while all rows pass."""
 
 FIELDS = (
     *("start", "rows", "pages", "page_count"),
@@ -51,8 +56,12 @@ Kernel = Any
 SIGNATURES: dict[Kernel, str] = {}
 
 
-def entry(signature: str) -> Callable[[Callable[..., None]], Kernel]:
-    """What Python calls: kept compiled on disk, and run without the interpreter's lock."""
+def entry(signature: str, *, parts: bool = True) -> Callable[[Callable[..., None]], Kernel]:
+    """What Python calls: kept compiled on disk, and run without the interpreter's lock.
+
+    Does the part from its first argument up to its second, of rows, heads or blocks, or where there
+    are no `parts` takes no such arguments and does all.
+    """
 
     def wrap(function: Callable[..., None]) -> Kernel:
         kernel: Kernel = _NUMBA.njit(
@@ -61,7 +70,7 @@ def entry(signature: str) -> Callable[[Callable[..., None]], Kernel]:
             nogil=True,
             cache=bool(_NUMBA.config.CACHE_DIR),
         )(function)
-        SIGNATURES[kernel] = f"void({signature})"
+        SIGNATURES[kernel] = f"void({'i8, i8, ' if parts else ''}{signature})"
         return kernel
 
     return wrap
@@ -91,6 +100,8 @@ def array(address, shape):
 def _tile(rows: int) -> Any:
     """The product of `rows` rows with a block of weights [inner, BLOCK], in registers.
 
+    Two vectors of its columns at a time, or all columns for one row or two.
+
     Takes addresses of weights, inputs and outputs (which hold what is added), each with the
     distance of its rows in floats, and the inner size.
     """
@@ -108,75 +119,86 @@ def _tile_code(rows: int) -> Callable[..., Any]:
     undefined = ir.Constant(vector, ir.Undefined)
     first = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     shape = ir.FunctionType(vector, [vector] * 3)
+    wide = LANES * 2 if rows > 2 else BLOCK
 
-    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+    def part(b: Any, args: Any, columns: range) -> None:
         w, w_step, x, x_step, y, y_step, inner = args
         fma = cgutils.get_or_insert_function(b.module, shape, f"llvm.fma.v{LANES}f32")
         weights, inputs, outputs = (b.inttoptr(at, real.as_pointer()) for at in (w, x, y))
         sources = [b.gep(inputs, [b.mul(x_step, long(row))]) for row in range(rows)]
         places, sums = [], []
         for row in range(rows):
-            for part in range(VECTORS):
-                at = b.add(b.mul(y_step, long(row)), long(part * LANES))
+            for column in columns:
+                at = b.add(b.mul(y_step, long(row)), long(column))
                 places.append(b.bitcast(b.gep(outputs, [at]), vector.as_pointer()))
                 sums.append(cgutils.alloca_once_value(b, b.load(places[-1], align=4)))
         with cgutils.for_range(b, inner) as loop:
             at = b.mul(loop.index, w_step)
-            parts = [b.gep(weights, [b.add(at, long(part * LANES))]) for part in range(VECTORS)]
-            parts = [b.bitcast(part, vector.as_pointer()) for part in parts]
-            loaded = [b.load(part, align=4) for part in parts]
+            near = [b.gep(weights, [b.add(at, long(column))]) for column in columns]
+            loaded = [b.load(b.bitcast(one, vector.as_pointer()), align=4) for one in near]
             for row, source in enumerate(sources):
                 one = b.insert_element(undefined, b.load(b.gep(source, [loop.index])), long(0))
                 every = b.shuffle_vector(one, undefined, first)
-                for part, weight in enumerate(loaded):
-                    total = sums[row * VECTORS + part]
+                for number, weight in enumerate(loaded):
+                    total = sums[row * len(columns) + number]
                     b.store(b.call(fma, [weight, every, b.load(total)]), total)
         for place, total in zip(places, sums, strict=True):
             b.store(b.load(total), place, align=4)
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        for begin in range(0, BLOCK, wide):
+            part(b, args, range(begin, begin + wide, LANES))
         return context.get_dummy_value()
 
     return generate
 
 
-_tile1, _tile2, _tile4, _tile8 = (_tile(rows) for rows in (1, 2, 4, 8))
+_tile1, _tile2, _tile4, _most = (_tile(rows) for rows in (1, 2, 4, MOST))
 
 
 @inner
 def multiply(w, w_step, x, x_step, y, y_step, rows, size):
-    """One block for all rows; arguments as of `_tile`."""
-    done = 0
-    while done + 8 <= rows:
-        _tile8(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
-        done += 8
-    if done + 4 <= rows:
-        _tile4(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
-        done += 4
-    if done + 2 <= rows:
-        _tile2(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
-        done += 2
-    if done < rows:
-        _tile1(w, w_step, x + 4 * done * x_step, x_step, y + 4 * done * y_step, y_step, size)
+    """One block for all rows; arguments as of `_tile`.
+
+    Few rows come first: their tiles read weights line after line, as memory likes it.
+    """
+    for begin in range(0, size, PANEL):
+        part = min(PANEL, size - begin)
+        near, at, out, left = w + 4 * begin * w_step, x + 4 * begin, y, rows
+        if WIDE and left % MOST >= 4:
+            _tile4(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 16 * x_step, out + 16 * y_step, left - 4
+        while left % MOST >= 2:
+            _tile2(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 8 * x_step, out + 8 * y_step, left - 2
+        if left % MOST:
+            _tile1(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 4 * x_step, out + 4 * y_step, left - 1
+        while left:
+            _most(near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 4 * MOST * x_step, out + 4 * MOST * y_step, left - MOST
 
 
 @entry("f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1]")
-def linear(weight, bias, x, y):
-    """y [n, out] = x [n, in] W^T + bias for weight [blocks, in, BLOCK], bias [blocks, BLOCK]."""
-    blocks, size = weight.shape[:2]
+def linear(begin, end, weight, bias, x, y):
+    """y [n, out] = x [n, in] W^T + bias for weight [blocks, in, BLOCK], bias [blocks, BLOCK]; the
+    outputs of blocks from `begin` to `end`."""
+    size = weight.shape[1]
     rows, out = y.shape
-    last = np.empty((rows, BLOCK), np.float32)
-    for block in range(blocks):
+    rest = np.empty((rows, BLOCK), np.float32)
+    for block in range(begin, end):
         first = block * BLOCK
         whole = first + BLOCK <= out
-        part = y[:, first:] if whole else last
+        part = y[:, first:] if whole else rest
         step = out if whole else BLOCK
         for row in range(rows):
             for at in range(BLOCK):
                 part[row, at] = bias[block, at]
-        address = y.ctypes.data + 4 * first if whole else last.ctypes.data
+        address = y.ctypes.data + 4 * first if whole else rest.ctypes.data
         start = weight.ctypes.data + 4 * block * size * BLOCK
         multiply(start, BLOCK, x.ctypes.data, size, address, step, rows, size)
         if not whole:
-            y[:, first:] = last[:, : out - first]
+            y[:, first:] = rest[:, : out - first]
 
 
 @inner
@@ -212,28 +234,36 @@ def unit(x, eps, out):
 
 
 @entry("f4[:, ::1], f8, f4[:, ::1]")
-def unit_rows(x, eps, out):
+def unit_rows(begin, end, x, eps, out):
     """out = rows of x [n, width] over their lengths."""
     small = np.float32(eps)
-    for row in range(len(x)):
+    for row in range(begin, end):
         unit(x[row], small, out[row])
 
 
 @entry("f4[:, ::1], f4[:, ::1], f8, f4[:, ::1], f4[:, ::1]")
-def add_unit_rows(x, y, eps, total, out):
+def add_unit_rows(begin, end, x, y, eps, total, out):
     """total = x + y [n, width]; out = its rows over their lengths."""
     small = np.float32(eps)
-    for row in range(len(x)):
+    for row in range(begin, end):
         for at in range(x.shape[1]):
             total[row, at] = x[row, at] + y[row, at]
         unit(total[row], small, out[row])
 
 
 @entry("f4[:, ::1], f4[:, ::1]")
-def gated(both, out):
+def add_rows(begin, end, x, y):
+    """x += y for both [n, width]."""
+    for row in range(begin, end):
+        for at in range(x.shape[1]):
+            x[row, at] += y[row, at]
+
+
+@entry("f4[:, ::1], f4[:, ::1]")
+def gated(begin, end, both, out):
     """silu(gate) * up for both [n, 2 width], negated gates before negated ups; out [n, width]."""
     width = out.shape[1]
-    for row in range(len(out)):
+    for row in range(begin, end):
         gate, up, place = both[row, :width], both[row, width:], out[row]
         for at in range(width):
             place[at] = gate[at] * up[at] / (ONE + exp(gate[at]))

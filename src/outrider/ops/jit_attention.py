@@ -66,63 +66,65 @@ def _attend(queries, keys, values, head, first, last, out):
 
 
 @inner
-def attend_heads(projected, shape, keys, values, first, last, out):
-    """`_attend` with the queries in rows of `projected`, for every head; out [n, heads width]."""
+def _prepare(given, at, head, shape, scale, eps, turns, keys, values):
+    """Turn key-value head `head` of a row and its queries in place; keep key and value at `at`."""
     heads, kept, width = shape[:3]
-    rows, wide = len(out), heads // kept * width
-    queries = np.empty((rows, heads // kept, width), np.float32)
-    results = np.empty((rows, heads // kept, width), np.float32)
-    for head in range(kept):
-        near, far = head * wide, (head + 1) * wide
-        for row in range(rows):
-            queries[row] = projected[row, near:far].reshape(queries.shape[1:])
-        _attend(queries, keys, values, head, first, last, results)
-        for row in range(rows):
-            out[row, near:far] = results[row].reshape(-1)
+    group = heads // kept
+    for number in range(group + 1):
+        turned = head * group + number if number < group else heads + head
+        by = scale[turned] if len(scale) else scale[0:0].reshape(-1)
+        part = given[turned * width : turned * width + width]
+        turn(part, by, eps, turns[0, at], turns[1, at])
+    key = (heads + head) * width
+    value = key + kept * width
+    keys[at // PAGE, head, :, at % PAGE] = given[key : key + width]
+    values[at // PAGE, head, at % PAGE] = given[value : value + width]
 
 
 @inner
-def prepare(given, at, shape, scale, eps, turns, keys, values):
-    """Turn queries and keys of one row in place, and keep key and value at position `at`."""
+def attend_head(head, projected, start, shape, scale, eps, turns, keys, values, first, last, out):
+    """Attention of one key-value head for rows of a projection from position `start` on, with its
+    columns of out [n, heads width]. Rows beyond those of `out` only keep keys and values."""
     heads, kept, width = shape[:3]
-    for head in range(heads + kept):
-        by = scale[head] if len(scale) else scale[0:0].reshape(-1)
-        part = given[head * width : head * width + width]
-        turn(part, by, eps, turns[0, at], turns[1, at])
-    for head in range(kept):
-        key = (heads + head) * width
-        value = key + kept * width
-        keys[at // PAGE, head, :, at % PAGE] = given[key : key + width]
-        values[at // PAGE, head, at % PAGE] = given[value : value + width]
+    rows, group = len(out), heads // kept
+    low, high = head * group * width, (head + 1) * group * width
+    queries = np.empty((rows, group, width), np.float32)
+    results = np.empty((rows, group, width), np.float32)
+    for row in range(len(projected)):
+        _prepare(projected[row], start + row, head, shape, scale, eps, turns, keys, values)
+    for row in range(rows):
+        queries[row] = projected[row, low:high].reshape((group, width))
+    _attend(queries, keys, values, head, first, last, results)
+    for row in range(rows):
+        out[row, low:high] = results[row].reshape(-1)
 
 
 @entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1], f8, f4[:, :, ::1], f4[:, ::1]")
-def mix_attention(projected, spans, layer, shape, scale, eps, turns, out):
+def mix_attention(begin, end, projected, spans, layer, shape, scale, eps, turns, out):
     """From the projection [N, ..] of an attention layer to the input of its last product.
 
-    shape: query heads, key-value heads, width; whether gates follow; sliding window, or 0.
-    scale [heads, width] or empty. turns: cos and sin [2, max_length, width]. out [N, heads width].
-    Keys lie in their pages by column, [width, PAGE], so that a page's scores are one product.
+    Key-value heads from `begin` to `end`. shape: query heads, key-value heads, width; whether gates
+    follow; sliding window, or 0. scale [heads, width] or empty. turns: cos and sin [2, max_length,
+    width]. out [N, heads width]. Keys lie in their pages by column, [width, PAGE], so that a page's
+    scores are one product.
     """
     heads, kept, width, gated, window = shape
-    done = 0
+    done, group, gates = 0, heads // kept, (heads + 2 * kept) * width
     for span in spans:
         half = 4 * span[3] * kept * PAGE * width
         keys = array(span[2] + 2 * layer * half, (span[3], kept, width, PAGE))
         values = array(span[2] + (2 * layer + 1) * half, (span[3], kept, PAGE, width))
-        for begin in range(0, span[1], TOGETHER):
-            start, rows = span[0] + begin, min(TOGETHER, span[1] - begin)
+        for near in range(0, span[1], TOGETHER):
+            start, rows = span[0] + near, min(TOGETHER, span[1] - near)
             first, last = np.zeros(rows, np.int64), np.empty(rows, np.int64)
             for row in range(rows):
-                at = start + row
-                prepare(
-                    projected[done + row], at, shape, scale, np.float32(eps), turns, keys, values
-                )
-                first[row] = max(0, at - window + 1) if window > 0 else 0
-                last[row] = at
-            part = slice(done, done + rows)
-            attend_heads(projected[part], shape, keys, values, first, last, out[part])
-            if gated:
-                for row in range(rows):
-                    close(out[done + row], projected[done + row, (heads + 2 * kept) * width :])
+                last[row] = start + row
+                first[row] = max(0, last[row] - window + 1) if window > 0 else 0
+            given, found = projected[done : done + rows], out[done : done + rows]
+            for head in range(begin, end):
+                rest = np.float32(eps), turns, keys, values, first, last, found
+                attend_head(head, given, start, shape, scale, *rest)
+                low, high = head * group * width, (head + 1) * group * width
+                for row in range(rows if gated else 0):
+                    close(found[row, low:high], given[row, gates + low : gates + high])
             done += rows

@@ -7,14 +7,14 @@ Weights lie where `jit.linear` wants them; `weights` holds the addresses of each
 import numpy as np
 
 from outrider.ops.jit import BLOCK, add_unit_rows, array, entry, gated, inner, linear, unit_rows
-from outrider.ops.jit_attention import PAGE, attend_heads, prepare, turn
+from outrider.ops.jit_attention import PAGE, attend_head, turn
 
 
 @inner
 def _multiply(weights, x, y):
     blocks = -(-y.shape[1] // BLOCK)
     weight = array(weights[0], (blocks, x.shape[1], BLOCK))
-    linear(weight, array(weights[1], (blocks, BLOCK)), x, y)
+    linear(0, blocks, weight, array(weights[1], (blocks, BLOCK)), x, y)
 
 
 @inner
@@ -25,14 +25,15 @@ def _mix(projected, start, kept, seen, shape, scale, eps, turns, out):
     only these are written.
     """
     keys = kept[0].reshape((kept.shape[1], kept.shape[2], kept.shape[4], PAGE))
-    for row in range(len(projected)):
-        prepare(projected[row], start + row, shape, scale, eps, turns, keys, kept[1])
-    attend_heads(projected, shape, keys, kept[1], seen[0], seen[1], out)
+    for head in range(shape[1]):
+        rest = eps, turns, keys, kept[1], seen[0], seen[1], out
+        attend_head(head, projected, start, shape, scale, *rest)
 
 
 @entry(
     "f4[:, ::1], i8, i8, f4[:, :, :, :, :, ::1], i8[:, :, ::1], i8[:, :, ::1], UniTuple(i8, 4), "
-    "f4[:, :, ::1], f4[::1], UniTuple(f8, 2), f4[:, :, ::1]"
+    "f4[:, :, ::1], f4[::1], UniTuple(f8, 2), f4[:, :, ::1]",
+    parts=False,
 )
 def run_block(x, wanted, start, kept, seen, weights, shape, scales, norm, eps, turns):
     """Replace the first `wanted` rows of x [n, hidden], which lie at positions from `start` on, by
@@ -47,7 +48,7 @@ def run_block(x, wanted, start, kept, seen, weights, shape, scales, norm, eps, t
     projected = np.empty((rows, (heads + 2 * few) * width), np.float32)
     mixed = np.empty((rows, heads * width), np.float32)
     both, closed = np.empty((rows, 2 * size), np.float32), np.empty((rows, size), np.float32)
-    unit_rows(x, eps[0], unit)
+    unit_rows(0, rows, x, eps[0], unit)
     for at in range(len(weights)):
         _multiply(weights[at, 0], unit, projected)
         if at == len(weights) - 1:
@@ -56,11 +57,11 @@ def run_block(x, wanted, start, kept, seen, weights, shape, scales, norm, eps, t
         small = np.float32(eps[1])
         _mix(projected, start, kept[at], seen[at], shape, scales[at], small, turns, mixed)
         _multiply(weights[at, 1], mixed, more)
-        add_unit_rows(x, more, eps[0], x, unit)
+        add_unit_rows(0, len(x), x, more, eps[0], x, unit)
         _multiply(weights[at, 2], unit, both)
-        gated(both, closed)
+        gated(0, len(both), both, closed)
         _multiply(weights[at, 3], closed, more)
-        add_unit_rows(x, more, eps[0], x, unit)
+        add_unit_rows(0, len(x), x, more, eps[0], x, unit)
     for row in range(wanted):
         for at in range(len(norm)):
             x[row, at] = unit[row, at] * norm[at]
@@ -68,7 +69,8 @@ def run_block(x, wanted, start, kept, seen, weights, shape, scales, norm, eps, t
 
 @entry(
     "f4[:, ::1], i8, f4[:, :, :, :, :, ::1], i8[:, ::1], i8, f4[:, ::1], UniTuple(f8, 2), "
-    "f4[:, :, ::1]"
+    "f4[:, :, ::1]",
+    parts=False,
 )
 def keep_features(features, start, kept, weights, hidden, scale, eps, turns):
     """Turn features [n, width] of positions from `start` on into all layers' keys and values.
@@ -80,7 +82,7 @@ def keep_features(features, start, kept, weights, hidden, scale, eps, turns):
     read = np.empty((rows, hidden), np.float32)
     both = np.empty((rows, 2 * layers * heads * width), np.float32)
     _multiply(weights[0], features, read)
-    unit_rows(read, eps[0], read)
+    unit_rows(0, rows, read, eps[0], read)
     _multiply(weights[1], read, both)
     new = both.reshape((rows, 2, layers, heads, width))
     for row in range(rows):

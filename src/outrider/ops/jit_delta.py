@@ -13,37 +13,38 @@ L2_EPS = np.float32(1e-6)
 
 
 @inner
-def _convolve(mixed, columns, origin, start, weight):
-    """The convolution's inputs mixed [n, channels] to its activated outputs, in place; keeps the
-    newest of the inputs in columns, as `outrider.state.columns` says."""
-    rows, channels = mixed.shape
-    taps, size = len(weight), len(columns)
-    history, place = taps - 1, start - origin
-    joined = np.empty((history + rows, channels), np.float32)
+def _convolve(mixed, columns, origin, start, weight, first, last):
+    """The convolution's inputs in channels first .. last of mixed [n, channels] to its activated
+    outputs, in place; keeps the newest inputs in columns, as `outrider.state.columns` says."""
+    rows, history, size = len(mixed), len(weight) - 1, len(columns)
+    place = start - origin
+    joined = np.empty((history + rows, last - first), np.float32)
     before = place - history if place >= history else 0
-    joined[:history] = columns[before : before + history]
-    joined[history:] = mixed
+    joined[:history] = columns[before : before + history, first:last]
+    joined[history:] = mixed[:, first:last]
     if place >= history:
-        columns[place : place + rows] = mixed
+        columns[place : place + rows, first:last] = joined[history:]
     else:
-        columns[:] = joined[len(joined) - size :]
+        columns[:, first:last] = joined[len(joined) - size :]
     for row in range(rows):
-        out = mixed[row]
-        out[:] = joined[row] * weight[0]
-        for tap in range(1, taps):
-            near, by = joined[row + tap], weight[tap]
-            for at in range(channels):
+        out = mixed[row, first:last]
+        near, by = joined[row], weight[0, first:last]
+        for at in range(len(out)):
+            out[at] = near[at] * by[at]
+        for tap in range(1, history + 1):
+            near, by = joined[row + tap], weight[tap, first:last]
+            for at in range(len(out)):
                 out[at] += near[at] * by[at]
-        for at in range(channels):
+        for at in range(len(out)):
             out[at] = out[at] / (ONE + exp(out[at]))
 
 
 @inner
-def _fold(old, corrections, keys, decays, new):
-    """new [K, A, r D] = the base behind a full chunk that began with old."""
+def _fold(old, corrections, keys, decays, new, first_key, last_key):
+    """new [K, A, r D] = the base behind a full chunk that began with old, of some key heads."""
     heads, chunk, width = corrections.shape
     group, lags = heads // len(keys), np.empty(chunk, np.float32)
-    for head in range(heads):
+    for head in range(first_key * group, last_key * group):
         key, first = head // group, head % group * width
         end = decays[head, chunk - 1]
         share = exp(end)
@@ -90,9 +91,9 @@ def _correct(at, strength, weights, corrections, value, out):
 
 
 @inner
-def _delta_row(at, mixed, gates, base, wanted, keys, decays, rate, out):
-    """One row at offset `at` of its chunk. mixed: keys, queries, values; gates [2, V]: negated
-    strengths and decays before their activation; out [V, D]."""
+def _delta_row(at, mixed, gates, base, wanted, keys, decays, rate, out, first_key, last_key):
+    """Some key heads of a row at offset `at` of its chunk. mixed: keys, queries, values; gates [2,
+    V]: negated strengths and decays before their activation; out [V, D]."""
     key_heads, width, wide = base.shape
     heads, chunk, size = wanted.shape
     group = heads // key_heads
@@ -100,7 +101,7 @@ def _delta_row(at, mixed, gates, base, wanted, keys, decays, rate, out):
     similar = np.empty((2, chunk), np.float32)
     weights = np.empty((2, chunk), np.float32)
     value = np.empty(size, np.float32)
-    for key_head in range(key_heads):
+    for key_head in range(first_key, last_key):
         first = key_head * width
         key = mixed[first : first + width]
         query = mixed[key_heads * width + first : key_heads * width + first + width]
@@ -144,29 +145,35 @@ def _span_states(span, layer, key_heads, heads, key_width, width):
 
 
 @entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 4), f4[:, ::1], f4[::1], f8, f4[:, ::1]")
-def mix_delta(projected, spans, layer, shape, conv, rate, eps, out):
+def mix_delta(begin, end, projected, spans, layer, shape, conv, rate, eps, out):
     """From the projection [N, ..] of a delta layer to the input of its last product [N, V D].
 
-    shape: K, V, A, D. The columns of projected are as in `outrider.models.delta_net`.
+    Key heads from `begin` to `end`. shape: K, V, A, D. The columns of projected are as in
+    `outrider.models.delta_net`.
     """
     key_heads, heads, key_width, width = shape
     channels, size, done = conv.shape[1], heads * width, 0
+    values, group = 2 * key_heads * key_width, heads // key_heads
     for span in spans:
         start, rows, slots, chunk = span[0], span[1], span[8], span[9]
         base, wanted, keys, decays = _span_states(span, layer, key_heads, heads, key_width, width)
-        columns = span[10] + 4 * layer * span[11] * channels
-        mixed = projected[done : done + rows, :channels].copy()
-        _convolve(mixed, array(columns, (span[11], channels)), span[12], start, conv)
+        columns = array(span[10] + 4 * layer * span[11] * channels, (span[11], channels))
+        mixed = np.empty((rows, channels), np.float32)
+        for first, wide in (0, key_width), (values // 2, key_width), (values, group * width):
+            low, high = first + begin * wide, first + end * wide
+            mixed[:, low:high] = projected[done : done + rows, low:high]
+            _convolve(mixed, columns, span[12], start, conv, low, high)
         for row in range(rows):
             number, at = divmod(start + row, chunk)
             slot, past = number % slots, (number - 1) % slots
             if at == 0 and number > 0:
-                _fold(base[past], wanted[past], keys[past], decays[past], base[slot])
+                old = base[past], wanted[past], keys[past], decays[past]
+                _fold(*old, base[slot], begin, end)
             given, found = projected[done + row], out[done + row].reshape((heads, width))
             gates = given[channels + size : channels + size + 2 * heads].reshape((2, heads))
             state = base[slot], wanted[slot], keys[slot], decays[slot]
-            _delta_row(at, mixed[row], gates, *state, rate, found)
-            for head in range(heads):
+            _delta_row(at, mixed[row], gates, *state, rate, found, begin, end)
+            for head in range(begin * group, end * group):
                 result, gate = found[head], given[channels + head * width :]
                 unit(result, np.float32(eps), result)
                 for i in range(width):

@@ -50,7 +50,8 @@ def _top_probability(row, largest):
 
 @entry(
     "f4[:, ::1], f4[:, ::1], UniTuple(f4[::1], 2), f8, f4[:, ::1], f4[:, :, ::1], i8[::1], i8, f8, "
-    "i8[::1], f4[::1]"
+    "i8[::1], f4[::1]",
+    parts=False,
 )
 def choose_rows(logits, hidden, sure, offset, code, weight, ids, token, least, tokens, chances):
     """Greedy tokens of a block's rows, each corrected by the one before, until one is unlikely.

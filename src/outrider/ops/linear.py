@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.ops.fused import can_fuse, is_one_threads_work, load_fused
+from outrider.ops.fused import can_fuse, load_fused
 from outrider.ops.int8 import (
     Int8Logits,
     Int8Product,
@@ -109,7 +109,7 @@ def candidates(
     kernel = "packed" if _can_pack(weight) else "plain"
     if quantize == "int8":
         kernel = _rounded(weight, use)
-    elif fused and can_fuse(weight) and is_one_threads_work(weight):
+    elif fused and can_fuse(weight):
         kernel = FUSED
     if not exact:
         return [LinearPlan(kernel, 1)]

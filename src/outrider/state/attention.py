@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from outrider.ops.memory import copy, zeros
 from outrider.state.spec import PAGE, AttentionSpec
 
 
@@ -21,7 +22,7 @@ class AttentionState:
 
     def _pages(self, count: int) -> Tensor:
         sizes = self.spec.layers, 2, count, self.spec.heads, PAGE, self.spec.width
-        return torch.zeros(sizes, dtype=self._dtype, device=self._device)
+        return zeros(sizes, self._dtype, self._device)
 
     def _hold(self, pages: Tensor) -> None:
         """Take `pages` as storage; views of it are made once and used by many passes."""
@@ -40,8 +41,9 @@ class AttentionState:
         """Make room for `length` positions."""
         needed, held = -(-length // PAGE), self.pages.shape[2]
         if needed > held:
-            more = max(needed, 2 * held) - held
-            self._hold(torch.cat([self.pages, self._pages(more)], 2))
+            pages = self._pages(max(needed, 2 * held))
+            copy(self.pages, pages[:, :, :held])
+            self._hold(pages)
 
     def take(self, other: "AttentionState", length: int) -> None:
         """Hold a copy of the first `length` positions of `other`, and room for no more."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.ops.delta import Log, Slot, fold
+from outrider.ops.memory import zeros
 from outrider.state.columns import Columns
 from outrider.state.spec import DeltaSpec, StateSpec
 
@@ -172,14 +173,14 @@ def chunk_tensors(spec: StateSpec, places: int, device: torch.device) -> tuple[T
         (value, chunk),
         (value, chunk, chunk),
     )
-    return tuple(torch.zeros(shape.layers, places, *size, device=device) for size in sizes)
+    return tuple(zeros((shape.layers, places, *size), torch.float32, device) for size in sizes)
 
 
 def column_tensor(spec: StateSpec, device: torch.device, places: tuple[int, ...] = ()) -> Tensor:
     """Zeros for the convolutions' inputs [L, *places, columns, channels], fp32."""
     assert spec.delta is not None
     sizes = spec.delta.layers, *places, spec.columns, spec.delta.channels
-    return torch.zeros(sizes, device=device)
+    return zeros(sizes, torch.float32, device)
 
 
 def slot_of(base: Tensor, wanted: Tensor, keys: Tensor, decays: Tensor, inverse: Tensor) -> Slot:

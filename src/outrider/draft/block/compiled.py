@@ -14,6 +14,9 @@ from outrider.ops.fused import Fused, Product
 from outrider.ops.linear import Linear
 from outrider.ops.norm import RmsNorm
 
+ONE_THREADS = 1 << 19
+"""Weights of the largest product that threads would not share; a pass in one call has one."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledTrunk:
@@ -55,6 +58,8 @@ def compiled_trunk(
     linears = [*consumers, *(one for four in steps for one in four)]
     products = [one.kernel for one in linears if isinstance(one.kernel, Product)]
     if fused is None or len(products) < len(linears):
+        return None
+    if torch.get_num_threads() > 1 and max(one.weight.size for one in products) > ONE_THREADS:
         return None
     places = [[one.weight.ctypes.data, one.bias.ctypes.data] for one in products]
     table, (key_norm, norm) = torch.tensor(places).numpy(), norms
