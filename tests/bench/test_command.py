@@ -29,9 +29,13 @@ def bench(world, tmp_path, monkeypatch, capsys):
     def run(*arguments, fault=None, target=str(folder), **drafter):
         engine = make_engine(ScriptedStage(world, fault), lambda: ScriptedDrafter(world, **drafter))
         engine.describe = lambda: {"exact": True}
-        monkeypatch.setattr(
-            "outrider.assemble.engine.Engine.load_run", lambda config, sequences, drafters: engine
-        )
+        run.methods = []
+
+        def load(config, sequences=1, drafters=None):
+            run.methods.append(config.speculative.method)
+            return engine
+
+        monkeypatch.setattr("outrider.assemble.engine.Engine.load_run", load)
         words = ["bench", "--target", target, "--method", "suffix", "--workload", str(file)]
         with pytest.raises(SystemExit) as ended:
             main([*words, *FEW, *arguments])
@@ -48,6 +52,14 @@ def test_the_last_line_is_json_with_the_verdict(bench):
     assert last["speedup"]["value"] > 4
     assert out.count("\n") == 1
     assert "Speculation pays" in err
+
+
+def test_this_engine_loaded_to_decode_plainly_is_a_peer(bench):
+    code, out, _ = bench("--json", "--peer", "plain")
+    assert code == 0
+    assert bench.methods == ["suffix", "off"]
+    speeds = json.loads(out.splitlines()[-1])["tokens_per_second"]
+    assert speeds["plain alone"] == pytest.approx(speeds["plain"])
 
 
 def test_without_json_the_report_is_the_output(bench):

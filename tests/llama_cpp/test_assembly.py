@@ -115,6 +115,12 @@ def test_the_controller_has_costs_of_both_models(files, prompts, plain, monkeypa
     engine.close()
 
 
+def test_nothing_is_kept_for_drafts_that_nobody_makes(files):
+    engine = Engine.load(target(files["demo"]), speculative=SpeculativeConfig(method="off"))
+    assert engine.describe()["snapshots"] == 0
+    engine.close()
+
+
 def test_windows_fit_the_capacity_that_was_set(files, prompts, plain):
     engine = Engine.load(target(files["demo"]), state=StateConfig(capacity=5))
     assert engine.describe()["snapshots"] == 5

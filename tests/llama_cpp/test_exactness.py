@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider import demo
+from outrider import Engine, SpeculativeConfig, TargetConfig, VerifyWindowConfig, demo
 from outrider.draft.base import Drafter
 from outrider.draft.chain import ChainDrafter
 from outrider.draft.choice import GreedyChooser
@@ -23,7 +23,7 @@ from outrider.models.llamacpp.weights import LlamaWeights
 from outrider.models.model_file import load_tokenizer
 from outrider.models.pass_plan import Span
 from outrider.sampling.params import SamplingParams
-from outrider.stage.local import LocalStage
+from outrider.stage.llamacpp import LlamaStage
 from outrider.telemetry.counters import Counters, merge
 from recipes import gguf
 from tests.exactness.targets import engine, make_picker
@@ -43,13 +43,13 @@ class Family:
     prompts: list[list[int]]
     plain: dict[str, Outputs]
 
-    def stage(self, rollback: int, *, in_step: bool = True) -> LocalStage:
+    def stage(self, rollback: int, *, in_step: bool = True) -> LlamaStage:
         settings = ContextSettings(
             length=LONGEST, sequences=PROMPTS, rollback=rollback, threads=1, kv="f32"
         )
         model = LlamaModel(LlamaContext(self.target, settings))
         policy = "snapshots" if rollback else "checkpoint"
-        return LocalStage(model, policy, rollback, make_picker, in_step=in_step)
+        return LlamaStage(model, policy, make_picker, in_step=in_step)
 
     def drafters(self, method: str) -> Callable[[], Drafter] | None:
         """What a method drafts with; one context of the draft model serves all sessions."""
@@ -123,6 +123,33 @@ def test_windows_in_flight_need_no_checkpoint_where_each_is_judged(family, depth
     found, counts = family.run("suffix+draft", sampling, depth=depth)
     assert found == family.expected(sampling)
     assert counts.max_in_flight > 1
+    check(counts, "snapshots")
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_the_configured_fallback_drafts_where_n_grams_have_nothing(family, depth):
+    speculative = SpeculativeConfig(
+        method="suffix",
+        draft_model=str(family.draft.path),
+        ngram_fallback="draft",
+        verify_window=VerifyWindowConfig(max_tokens=WIDTH, depth=depth),
+    )
+    target = TargetConfig(
+        path=str(family.target.path), backend="llama.cpp", threads=1, max_length=LONGEST
+    )
+    loaded, found, counted = Engine.load(target, speculative=speculative), [], []
+    for prompt in family.prompts:
+        generation = loaded.generate(prompt, max_tokens=TOKENS, ignore_eos=True)
+        list(generation)
+        generation.counters.check()
+        found.append(generation.result.token_ids)
+        counted.append(generation.counters)
+    loaded.close()
+    assert found == family.expected("greedy")
+    counts = merge(counted)
+    assert counts.fallback_tokens > 0
+    assert counts.max_in_flight > 1
+    assert counts.draft_rollback_ms > 0
     check(counts, "snapshots")
 
 

@@ -16,6 +16,7 @@ from gguf import GGUFReader
 from outrider import CheckpointError, ConfigError, Engine, SpeculativeConfig, TargetConfig
 from outrider.assemble import llamacpp
 from outrider.assemble.memory import MARGIN_BYTES
+from outrider.errors import StageError
 from outrider.models.gguf_file import open_gguf
 from outrider.models.gguf_tokenizer import read_gguf_tokenizer
 from outrider.models.llamacpp.probe import probe
@@ -181,4 +182,23 @@ def test_a_prompt_beyond_a_small_context_is_refused(file: Path) -> None:
     list(generation)
     assert generation.result.finish_reason == "length"
     assert len(generation.result.token_ids) == 4
+    engine.close()
+
+
+def test_a_pass_that_fails_ends_what_was_in_it_and_nothing_else(file: Path) -> None:
+    """The library does not say which sequence it failed on."""
+    engine = load(file, max_length=64)
+    alone = engine.generate(PROMPT, max_tokens=8, ignore_eos=True)
+    expected = [token for piece in alone for token in piece.tokens]
+    call = engine.stage._decoder.context._call  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(call, "llama_decode", lambda *_: 1)
+        ended = engine.generate(PROMPT, max_tokens=8, ignore_eos=True)
+        with pytest.raises(StageError, match=r"could not run 16 rows \(status 1\)"):
+            list(ended)
+        ended.close()
+    assert engine.stage.num_sessions == 0
+    again = engine.generate(PROMPT, max_tokens=8, ignore_eos=True)
+    assert [token for piece in again for token in piece.tokens] == expected
+    engine.stage.check()
     engine.close()

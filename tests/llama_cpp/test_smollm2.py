@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFReader, quants
 
-from outrider import Engine, TargetConfig
+from outrider import Engine, SamplingParams, SpeculativeConfig, TargetConfig
+from outrider.bench.gates import first_difference
 from outrider.models.llamacpp.batch import Piece
 from outrider.models.llamacpp.context import ContextSettings, LlamaContext
 from outrider.models.llamacpp.weights import LlamaWeights
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
 from outrider.ops.selftest import Kernels
+from recipes.gguf import Content, write
 from tests.helpers.runs import run
 from tests.llama_cpp.conftest import Ask
 
@@ -97,3 +100,48 @@ def test_both_backends_choose_alike(smollm2: Path) -> None:
     theirs = context.run(tokens, [Piece(context.take(), 0, len(tokens), len(tokens))]).argmax(-1)
     equal = int((ours == theirs).sum())
     assert equal >= 0.92 * len(tokens), f"equal in {equal} of {len(tokens)}"
+
+
+PROMPTS = ("for i in range(10):\n    print(i)\nfor i in", "one two three one two three one two")
+TOKENS = 24
+NEAR = 0.2
+"""Nats apart that two tokens may lie where 4-bit kernels choose otherwise with rows beside."""
+
+
+def widened(file: Path) -> Content:
+    """The fp32 model that a quantised file stands for."""
+    reader = GGUFReader(file)
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    architecture = metadata.pop("general.architecture")
+    known = {name: value for name, value in metadata.items() if not name.startswith("GGUF.")}
+    tensors = {one.name: quants.dequantize(one.data, one.tensor_type) for one in reader.tensors}
+    return Content(architecture=architecture, metadata=known, tensors=tensors)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["F32", "Q4_1"])
+def test_speculation_keeps_the_tokens(kind: str, smollm2: Path, tmp_path: Path) -> None:
+    """All of them in fp32; in 4 bits but for near-ties, which are told."""
+    file = write(widened(smollm2), tmp_path / "wide.gguf") if kind == "F32" else smollm2
+    target = TargetConfig(path=str(file), backend="llama.cpp", threads=1, max_length=256)
+    speculative = SpeculativeConfig(method="suffix", max_draft_tokens=4)
+    engine = Engine.load(target, speculative=speculative)
+    sampling, accepted = SamplingParams(temperature=0.0, logprobs=2), 0
+    for prompt in PROMPTS:
+        plain = engine.generate(
+            prompt, sampling=sampling, max_tokens=TOKENS, ignore_eos=True, method="off"
+        )
+        entries = [entry for piece in plain for entry in piece.logprobs]
+        drafted = engine.generate(prompt, sampling=sampling, max_tokens=TOKENS, ignore_eos=True)
+        list(drafted)
+        accepted += drafted.counters.accepted
+        assert set(drafted.counters.rollbacks) <= {"log", "snapshots"}
+        found = first_difference(prompt, plain.result.token_ids, drafted.result.token_ids)
+        if found is None:
+            continue
+        (_, first), (_, second) = entries[found.place].top
+        print(f"{kind}: token {found.place} of {prompt!r} differs, {first - second:.3f} nats apart")
+        assert kind != "F32"
+        assert first - second < NEAR
+    assert accepted > 0
+    engine.close()

@@ -88,6 +88,7 @@ def test_timings_are_the_agreed_keys_and_json():
         "rollback_snapshots_n",
         "rollback_checkpoint_n",
         "rollback_ms",
+        "draft_rollback_ms",
         "draft_ms",
         "verify_ms",
         "exact",

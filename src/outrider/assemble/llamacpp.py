@@ -36,7 +36,7 @@ from outrider.models.load import load_decoder
 from outrider.models.model_file import is_gguf, load_tokenizer
 from outrider.models.tokenizer import Tokenizer
 from outrider.ops.selftest import Kernels
-from outrider.stage.local import LocalStage
+from outrider.stage.llamacpp import LlamaStage
 from outrider.state.spec import Policy
 
 LOG = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def load_by_llama_cpp(config: RunConfig, sequences: int, drafters: int) -> Parts
     _check_memory(contexts)
     model, drafting = target.context(), _drafting(draft, target)
     policy: Policy = "snapshots" if model.context.snapshots else "checkpoint"
-    stage = LocalStage(model, policy, model.context.snapshots, make_picker, in_step=True)
+    stage = LlamaStage(model, policy, make_picker)
     return Parts(
         stage=stage,
         tokenizer=target.tokenizer,
@@ -159,11 +159,14 @@ def _with_snapshots(
 ) -> tuple[GgufModel, WindowLimits]:
     """The target with as many snapshots as a window can lose; windows left open fit them.
 
-    A pass writes the snapshots of its own rows only, so windows in flight need checkpoints.
+    A pass writes the snapshots of its own rows only, but the stage runs in step: each window in
+    flight is judged before the next one runs, and its first row is certain by then.
     """
-    if not (target.weights.is_recurrent and windows.serial) or config.state.policy == "checkpoint":
-        return target, windows
     speculative, capacity = config.speculative, config.state.capacity
+    drafts = speculative.method != "off" and speculative.max_draft_tokens != 0
+    bounded = target.weights.is_recurrent and drafts
+    if not bounded or config.state.policy == "checkpoint":
+        return target, windows
     width, free = windows.width, free_bytes()
     if speculative.max_draft_tokens == "auto" and speculative.verify_window.max_tokens is None:
         if capacity is not None:
@@ -240,7 +243,7 @@ def _check_memory(models: Sequence[GgufModel]) -> None:
 
 def _speculation(
     config: RunConfig,
-    stage: LocalStage,
+    stage: LlamaStage,
     windows: WindowLimits,
     draft: DraftModel | None,
     sequences: int,

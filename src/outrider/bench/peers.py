@@ -4,12 +4,12 @@ transformers is imported when one of its peers is made; the `bench` extra brings
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider.bench.leg import Clock, Leg, Refusal, since_first
+from outrider.bench.leg import PLAIN, Clock, Generates, Leg, Refusal, run_leg, since_first
 from outrider.bench.llamacpp import llama_cpp
 from outrider.bench.server import ServerPeer
 from outrider.errors import ConfigError
@@ -50,8 +50,8 @@ def make(name: str, target: PeerTarget) -> list[Peer]:
     if kind == "llama.cpp":
         return _llama_cpp(target, settings)
     raise ConfigError(
-        f"--peer {name!r} is not known: use 'transformers', 'llama.cpp' or the URL of a running "
-        "OpenAI-compatible server."
+        f"--peer {name!r} is not known: use 'transformers', 'llama.cpp', 'plain' or the URL of a "
+        "running OpenAI-compatible server."
     )
 
 
@@ -103,6 +103,20 @@ def _loader() -> Callable[[Path, PeerTarget], Any]:
         return model.to(target.device).eval()
 
     return load
+
+
+class PlainPeer:
+    """An engine of ours that was loaded to decode plainly, so that no pass writes what only taking
+    rows back needs."""
+
+    name = "plain alone"
+
+    def __init__(self, engine: Generates) -> None:
+        self._engine = engine
+
+    def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
+        """Decode `count` tokens behind the prompt."""
+        return replace(run_leg(self._engine, prompt, count, PLAIN, clock), kind=self.name)
 
 
 class RefusingPeer:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from typer import Argument, Exit, Option
 
 from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import OutputFile, busy, put, say
-from outrider.config.run import RunConfig
+from outrider.config.run import RunConfig, SpeculativeConfig
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from outrider.bench.run import Settings
 
 GATE_FAILED = 3
+PLAIN = "plain"
+"""The peer that is this engine without speculation."""
 TOO_SLOW = 4
 INTERRUPTED = 130
 MOST_DRAFTERS = 16
@@ -49,7 +51,7 @@ class BenchFlags:
     ignore_eos: bool = flag("Decode all tokens, beyond the model's own end.", default=False)
     quick: bool = flag("Fewer prompts, tokens and repeats.", default=False)
     peer: list[str] | None = flag(
-        "transformers, llama.cpp[:n_max=4,...] or a server's URL; repeatable.", "NAME|URL"
+        "transformers, llama.cpp[:n_max=4,...], plain or a server's URL; repeatable.", "NAME|URL"
     )
     output: Path | None = flag("Write the whole report as JSON.", "FILE")
     html: Path | None = flag("Write the report as one HTML page.", "FILE")
@@ -123,10 +125,9 @@ def _measure(config: RunConfig, flags: BenchFlags, settings: "Settings") -> dict
 
 
 def _peers(config: RunConfig, names: Sequence[str]) -> "list[Peer]":
+    from outrider.assemble.engine import Engine
     from outrider.bench import peers
 
-    if not names:
-        return []
     folders = _folders(config)
     target = peers.PeerTarget(
         target=folders[0],
@@ -134,7 +135,9 @@ def _peers(config: RunConfig, names: Sequence[str]) -> "list[Peer]":
         dtype=config.target.dtype,
         device=config.target.device,
     )
-    return [peer for name in names for peer in peers.make(name, target)]
+    off = replace(config, speculative=SpeculativeConfig(method="off"))
+    own = [peers.PlainPeer(Engine.load_run(off)) for name in names if name == PLAIN]
+    return [*own, *(one for name in names if name != PLAIN for one in peers.make(name, target))]
 
 
 def _folders(config: RunConfig) -> list[Path]:

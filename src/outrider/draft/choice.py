@@ -105,7 +105,7 @@ def top_probabilities(logits: Tensor) -> list[float]:
     return [1.0 / total for total in totals]
 
 
-def as_draft(choices: Sequence[Choice], source: str) -> Draft | None:
+def as_draft(choices: Sequence[Choice], source: str, rollback_ms: float = 0.0) -> Draft | None:
     """Return the choices as a draft, None if there are none."""
     if not choices:
         return None
@@ -115,6 +115,7 @@ def as_draft(choices: Sequence[Choice], source: str) -> Draft | None:
         source=source,
         probs=torch.stack(rows) if rows else None,
         confidence=tuple(choice.confidence for choice in choices),
+        rollback_ms=rollback_ms,
     )
 
 

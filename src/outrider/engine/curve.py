@@ -31,13 +31,16 @@ class Curve:
         self._scaled: list[int] = []
         self._scales: list[float] = []
         self._seen: dict[int, deque[tuple[int, float]]] = {}
+        self._costs: dict[int, float] = {}
         self._clock = 0
 
     def __len__(self) -> int:
         return len(self._shape)
 
     def __getitem__(self, count: int) -> float:
-        return self._shape[count] * self._scale(count)
+        if count not in self._costs:
+            self._costs[count] = self._shape[count] * self._scale(count)
+        return self._costs[count]
 
     def observe(self, count: int, cost: float) -> None:
         """Learn that `count` took `cost` once; counts beyond the shape are ignored."""
@@ -62,6 +65,7 @@ class Curve:
         known = {count: median(found) for count, found in fresh.items() if len(found) >= ENOUGH}
         if known:
             self._scaled, self._scales = list(known), list(known.values())
+            self._costs.clear()
 
     def _scale(self, count: int) -> float:
         """Linear between the observed neighbours of `count`, constant outside them."""

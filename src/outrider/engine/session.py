@@ -199,6 +199,7 @@ def _refill(session: Session) -> bool:
     draft = drafter.propose(Context(session.tokens, suffix), wanted)
     elapsed = (time.perf_counter() - began) * 1e3
     session.counters.draft_ms += elapsed
+    session.counters.draft_rollback_ms += draft.rollback_ms if draft else 0.0
     drafted, spent = session.drafting
     session.drafting = (drafted + (len(draft.tokens) if draft else 0), spent + elapsed)
     _count_refill(session, draft, elapsed, refill=ledger.begun)

@@ -50,7 +50,8 @@ class Model(Protocol):
         seats: Seats | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run rows [N, ...] of `spans`, in order, and advance their states; returns what later
-        layers or `logits` start from, row by row, and the taps."""
+        layers or `logits` start from, row by row (a whole model may leave out rows that are not
+        wanted), and the taps."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of rows that `run` returned last, fp32 [R, vocab]; may be a view until the next pass."""

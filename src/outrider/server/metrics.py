@@ -30,6 +30,11 @@ SIMPLE: tuple[tuple[str, str, str], ...] = (
 )
 TIMES: tuple[tuple[str, str, str], ...] = (
     ("draft_milliseconds", "draft_ms", "Time spent drafting"),
+    (
+        "draft_rollback_milliseconds",
+        "draft_rollback_ms",
+        "Of that, taking a draft model's rows back",
+    ),
     ("rollback_milliseconds", "rollback_ms", "Time spent taking rows back"),
     ("stale_milliseconds", "stale_ms", "Compute spent on windows that became stale"),
 )

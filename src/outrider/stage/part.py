@@ -15,6 +15,7 @@ from outrider.core_types import Window
 from outrider.models.base import Model
 from outrider.models.group import LEAST, in_one_chunk
 from outrider.models.pass_plan import Span
+from outrider.ops.likeliest import likeliest
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Picked, Picker, PickerFactory
 from outrider.stage.frame import Frame, Void
@@ -196,22 +197,29 @@ class Part:
         return self._decoder.embed(torch.tensor(rows, device=self._decoder.device))
 
     def _pick(self, live: Live, hidden: Tensor) -> list[Picked]:
-        wanted, done = [], 0
-        for _, frame in live:
-            done += len(frame.window.tokens)
-            wanted.append(hidden[done - frame.window.wanted : done])
-        counts = [frame.window.wanted for _, frame in live]
-        if sum(counts):
-            logits = self._decoder.logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
-        else:
-            logits = torch.empty(0, self.vocab_size)
-        largest = _largest(logits) if len(live) > 1 else None
+        logits, counts = self._logits(live, hidden), [frame.window.wanted for _, frame in live]
+        largest = self._likeliest(logits)  # None: who holds NaN says so
+        if len(live) == 1:
+            slot, frame = live[0]
+            return [slot.picker.pick(frame.window, logits, largest)]
         picked, done = [], 0
         for (slot, frame), part in zip(live, logits.split(counts), strict=True):
             own = largest[done : done + len(part)] if largest is not None else None
             picked.append(slot.picker.pick(frame.window, part, own))
             done += len(part)
         return picked
+
+    def _logits(self, live: Live, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab] of the rows that are wanted, from the hidden states of all."""
+        wanted, done = [], 0
+        for _, frame in live:
+            done += len(frame.window.tokens)
+            wanted.append(hidden[done - frame.window.wanted : done])
+        rows = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
+        return self._decoder.logits(rows) if len(rows) else torch.empty(0, self.vocab_size)
+
+    def _likeliest(self, logits: Tensor) -> list[int] | None:
+        return likeliest(logits)
 
     def _return(self, slot: Slot, window: Window) -> Returned:
         """Bring a session's state to its window's start, running kept rows again if need be."""
@@ -243,16 +251,6 @@ def _order(slot: Slot, window: Window, chunk: int) -> tuple[bool, int, int]:
     seat = slot.state.delta.seat if slot.state.delta else None
     alone = seat is None or not _in_one_chunk(window, chunk)
     return alone, len(window.tokens), seat.number if seat else 0
-
-
-def _largest(logits: Tensor) -> list[int] | None:
-    """The likeliest token of each row [R, vocab], asked once for all; None where one is NaN, so
-    that the session whose row it is says so."""
-    if not len(logits):
-        return None
-    ids = logits.argmax(-1, keepdim=True)
-    found: list[int] = ids.squeeze(-1).tolist()
-    return None if logits.gather(-1, ids).isnan().any() else found
 
 
 def _beside(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -38,7 +38,8 @@ class Counters:
       boundary rejects was in a voided window or still queued: it is not `verified`.
     - `occupancy_ms[n]`: time with n windows in flight, after the prefill. `stale_ms`: compute spent
       on windows that were void before their reply came.
-    - `rollbacks`: settles that took rows back, by kind; `rollback_ms` wherever that time was spent.
+    - `rollbacks`: settles that took rows back, by kind; `rollback_ms` wherever that time was spent;
+      `draft_rollback_ms`: the part of `draft_ms` in which a draft model's state went back.
     - `exact`: the passes ran in exact mode (same bits as plain decoding).
     """
 
@@ -75,6 +76,7 @@ class Counters:
     rollbacks: dict[str, int] = field(default_factory=dict)
     rollback_ms: float = 0.0
     draft_ms: float = 0.0
+    draft_rollback_ms: float = 0.0
     verify_ms: float = 0.0
     exact: bool = False
 
@@ -227,6 +229,7 @@ def timings(counters: Counters) -> dict[str, object]:
         "speculative_conditional_acceptance": conditional_acceptance(counters),
         "mean_acceptance_length": mean_acceptance_length(counters),
         "draft_ms": counters.draft_ms,
+        "draft_rollback_ms": counters.draft_rollback_ms,
         "verify_ms": counters.verify_ms,
         "rollback_ms": counters.rollback_ms,
         "exact": counters.exact,

@@ -18,6 +18,8 @@ def rows(timings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         if count := _count(timings, f"rollback_{kind}_n"):
             yield f"rollbacks by {kind}", str(count)
     yield "drafting", _ms(timings, "draft_ms")
+    if _number(timings, "draft_rollback_ms"):
+        yield "of that, rolling the draft model back", _ms(timings, "draft_rollback_ms")
     yield "verifying", _ms(timings, "verify_ms")
     yield "rolling back", _ms(timings, "rollback_ms")
     yield "same bits as plain decoding", "yes" if timings["exact"] else "not claimed"

@@ -3,6 +3,7 @@
 import torch
 
 from outrider.errors import StageError
+from outrider.ops.likeliest import likeliest
 from outrider.sampling.counts import TokenCounts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.process import adjust, adjusts
@@ -25,11 +26,11 @@ def pick(rows: Rows, sampling: SamplingParams, key: Key, counts: TokenCounts | N
 
 
 def _largest(logits: torch.Tensor) -> list[int]:
-    """Return the argmax of each row of `logits` [rows, vocab]; an argmax finds NaN if there is."""
-    ids = logits.argmax(-1, keepdim=True)
-    if logits.gather(-1, ids).isnan().any():
+    """Return the likeliest token of each row of `logits` [rows, vocab]."""
+    found = likeliest(logits)
+    if found is None:
         raise StageError(
             "the target's logits hold NaN: no token can be picked; check the checkpoint and its "
             "dtype."
         )
-    return [int(token) for token in ids.squeeze(-1).tolist()]
+    return found

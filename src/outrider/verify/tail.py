@@ -59,7 +59,8 @@ class Tail:
         Raises StageError if the rows do not fit the window, StateError if tokens are missing.
         """
         unwanted, given = len(window.tokens) - window.wanted, list(window.given)
-        if logits.ndim != 2 or len(logits) != window.wanted:
+        given_rows = logits.shape[:-1] if largest is None else (len(largest),)
+        if given_rows != (window.wanted,):
             raise StageError(
                 f"window {window.id} wants {window.wanted} rows of logits and got shape "
                 f"{list(logits.shape)}; hand over the last rows only."
@@ -69,7 +70,7 @@ class Tail:
         if known == len(window.tokens):
             return Picked(tokens=window.given, logprobs=self._logprobs(logits, given))
         rows = Rows(
-            logits=logits[len(given) :],
+            logits=logits[len(given) :] if given else logits,
             inputs=window.tokens[known:],
             position=window.start + known + 1,
             draft_probs=_draft_probs(window, known),

@@ -63,4 +63,4 @@ class DraftModelDrafter:
             if len(choices) == count:
                 break
             logits = runner.step(choice.token)
-        return as_draft(choices, self.name)
+        return as_draft(choices, self.name, runner.spent_on_rollback())

@@ -1,5 +1,6 @@
 """A draft model with the state of one sequence, kept in step with a session's contexts."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class DraftRunner:
         self._saved: Checkpoint | None = None
         self._newest: Tensor | None = None
         self._revocable = True
+        self._rollback_ms = 0.0
 
     @property
     def max_length(self) -> int:
@@ -59,12 +61,23 @@ class DraftRunner:
         self._recover()
         end = len(context) + steps
         if self._newest is None or not self._sync.holds(context):
+            known = min(self._sync.length, len(context) - 1)
             self._go_back(context)
+            start, began = self._sync.length, time.perf_counter()
             self._consume(context, end)
+            if start < known:  # rows that had run before, and were taken back with rejected ones
+                share = (known - start) / (len(context) - start)
+                self._rollback_ms += share * (time.perf_counter() - began) * 1e3
         else:
             self._secure(context, end)
         assert self._newest is not None
         return self._newest
+
+    def spent_on_rollback(self) -> float:
+        """Milliseconds since the last call that went into taking rows back: checkpoints, settling,
+        and rows that ran again."""
+        spent, self._rollback_ms = self._rollback_ms, 0.0
+        return spent
 
     def step(self, token: int) -> Tensor:
         """Consume one drafted token; return its logits [1, rows]."""
@@ -122,7 +135,9 @@ class DraftRunner:
         if self._revocable:
             return
         if self._saved is None or self._state.length <= len(context.committed):
+            began = time.perf_counter()
             self._saved = self._state.checkpoint()
+            self._rollback_ms += (time.perf_counter() - began) * 1e3
 
     def _can_settle(self, end: int) -> bool:
         """Whether the state can give up rows from the floor to `end` without a checkpoint."""
@@ -175,12 +190,13 @@ class DraftRunner:
 
     def _trim(self, length: int) -> None:
         """Settle at `length`, or restore the checkpoint that stands there."""
-        self._newest = None
+        self._newest, began = None, time.perf_counter()
         if length >= self._restorable().lowest:
             self._state.settle(length)
         else:
             assert self._saved is not None
             self._state.restore(self._saved)
+        self._rollback_ms += (time.perf_counter() - began) * 1e3
         self._sync.record_trim(length)
         if self._saved and self._saved.length > length:
             self._saved = None

@@ -14,7 +14,7 @@ from outrider.state.spec import Policy
 
 
 class LlamaModel:
-    """A `Model`: what stands for a hidden state [N, 1] is the number of its row of logits."""
+    """A `Model` whose hidden states behind the last layer are logits, of the wanted rows alone."""
 
     exact = False
     """Its kernels depend on the number of rows."""
@@ -24,7 +24,6 @@ class LlamaModel:
 
     def __init__(self, context: LlamaContext) -> None:
         self.context = context
-        self._logits = torch.empty(0, self.vocab_size)
 
     @property
     def rewinds(self) -> bool:
@@ -61,22 +60,20 @@ class LlamaModel:
     ) -> tuple[Tensor, None]:
         """Run token ids [N] of `spans` in one pass; advance the states.
 
-        Returns, for each row, where `logits` finds what it says, -1 where nothing was wanted.
+        Returns logits at once, of the rows that are wanted, in order.
         """
-        pieces = [_begin(span) for span in spans]
-        self._logits = self.context.run(hidden.tolist(), pieces)
+        return self.forward(hidden.tolist(), spans), None
+
+    def forward(self, tokens: Sequence[int], spans: Sequence[Span]) -> Tensor:
+        """The same of plain numbers: fp32 [wanted rows, vocab], which the next pass overwrites."""
+        logits = self.context.run(tokens, [_begin(span) for span in spans])
         for span in spans:
             _state(span).advance(span.rows, revocable=span.revocable)
-        return _numbers(pieces), None
+        return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Rows [R] of the newest pass to fp32 logits [R, vocab], which the next one overwrites."""
-        if not len(hidden):
-            return self._logits[:0]
-        first, last = int(hidden[0]), int(hidden[-1])
-        if last - first + 1 == len(hidden):
-            return self._logits[first : last + 1]
-        return self._logits[hidden]
+        """What `run` returned, as it is."""
+        return hidden
 
 
 def _state(span: Span) -> LlamaState:
@@ -87,13 +84,3 @@ def _state(span: Span) -> LlamaState:
 def _begin(span: Span) -> Piece:
     wanted = span.rows if span.wanted is None else span.wanted
     return _state(span).begin(span.rows, wanted, revocable=span.revocable)
-
-
-def _numbers(pieces: Sequence[Piece]) -> Tensor:
-    """Numbers of rows among those with logits, int64 [N]."""
-    numbers, first = [], 0
-    for piece in pieces:
-        numbers += [-1] * (piece.rows - piece.wanted)
-        numbers += range(first, first + piece.wanted)
-        first += piece.wanted
-    return torch.tensor(numbers)

@@ -1,0 +1,32 @@
+"""A whole model that llama.cpp runs, as a one-stage chain."""
+
+from torch import Tensor
+
+from outrider.models.llamacpp.model import LlamaModel
+from outrider.models.pass_plan import Span
+from outrider.stage.base import PickerFactory
+from outrider.stage.local import LocalStage
+from outrider.stage.part import Live
+from outrider.state.spec import Policy
+
+
+class LlamaStage(LocalStage):
+    """A `LocalStage` that hands token ids over as they are, takes the logits that come back, and
+    picks greedily without torch: behind a pass each call of it is a hundredth of a small model's
+    step, or several."""
+
+    def __init__(
+        self, model: LlamaModel, policy: Policy, picker: PickerFactory, *, in_step: bool = True
+    ) -> None:
+        super().__init__(model, policy, model.context.snapshots, picker, in_step=in_step)
+        self._model = model
+
+    def _pass(self, live: Live, spans: list[Span]) -> tuple[Tensor, None]:
+        tokens = [token for _, frame in live for token in frame.window.tokens]
+        return self._model.forward(tokens, spans), None
+
+    def _logits(self, live: Live, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def _likeliest(self, logits: Tensor) -> list[int] | None:
+        return self._model.context.likeliest(logits)
