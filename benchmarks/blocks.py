@@ -52,8 +52,8 @@ class Shifted:
     trunk: Trunk
     rows: int
 
-    def run(self, x: Tensor, context: BlockContext) -> Tensor:
-        return self.trunk.run(x, context).roll(-self.rows, 0)
+    def run(self, x: Tensor, context: BlockContext, wanted: int) -> Tensor:
+        return self.trunk.run(x, context, len(x)).roll(-self.rows, 0)[:wanted]
 
 
 @torch.inference_mode()

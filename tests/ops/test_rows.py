@@ -70,8 +70,8 @@ def test_few_row_counts_are_in_stock() -> None:
 
 def test_a_product_runs_no_other_row_counts() -> None:
     layer = Linear(torch.randn(8, 12), None, LinearPlan("plain", 1))
-    seen, kernel = set(), layer._kernel
-    layer._kernel = lambda x: (seen.add(len(x)), kernel(x))[1]
+    seen, kernel = set(), layer.kernel
+    layer.kernel = lambda x: (seen.add(len(x)), kernel(x))[1]
     for count in range(1, 100):
         assert layer(torch.randn(count, 12)).shape == (count, 8)
     assert seen == {stocked_rows(count) for count in range(1, 100)}

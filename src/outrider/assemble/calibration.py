@@ -91,7 +91,7 @@ def _per_block(model: BlockModel, drafts: int, seconds: float, clock: Clock) -> 
     most, trunk = min(drafts, model.layout.max_drafts), model.trunk
     context, chooser = BlockContext(trunk), GreedyChooser(vocab_size=model.vocab_size)
     features = torch.zeros(CONTEXT, trunk.read.in_features, dtype=trunk.dtype)
-    features = features.to(trunk.cos.device)
+    features = features.to(trunk.turns.device)
     trunk.consume(features, context)
 
     def run(count: int) -> None:

@@ -49,15 +49,15 @@ class GreedyChooser:
 
     def __init__(self, *, vocab_size: int, min_probability: float = 0.0) -> None:
         _check_probability(min_probability)
-        self._vocab_size = vocab_size
-        self._min_probability = min_probability
+        self.vocab_size = vocab_size
+        self.min_probability = min_probability
 
     def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
         """See `Chooser`."""
-        row = logits[0] if logits.shape[1] == self._vocab_size else logits[0, : self._vocab_size]
+        row = logits[0] if logits.shape[1] == self.vocab_size else logits[0, : self.vocab_size]
         confidence = top_probabilities(row[None])[0] if sure is None else sure
-        _check_finite(confidence, position)
-        if confidence < self._min_probability:
+        check_finite(confidence, position)
+        if confidence < self.min_probability:
             return None
         return Choice(token=int(row.argmax()), confidence=confidence)
 
@@ -124,7 +124,8 @@ def _check_probability(value: float) -> None:
         raise ConfigError(f"min_probability = {value} is out of range; it must be from 0 to 1.")
 
 
-def _check_finite(confidence: float, position: int) -> None:
+def check_finite(confidence: float, position: int) -> None:
+    """StageError unless the row for `position` gave a number."""
     if not math.isfinite(confidence):
         raise StageError(
             f"the drafter's logits for position {position} hold NaN or infinity: check the "

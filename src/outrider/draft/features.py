@@ -61,7 +61,9 @@ class Backlog:
             raise StageError(
                 f"hidden states from position {first} on came, but {self.end} is the next one."
             )
-        self._rows.append(features.clone())
+        # A part of a pass's rows is copied, so that the others need not stay for it.
+        whole = features.untyped_storage().nbytes() == features.nbytes
+        self._rows.append(features if whole else features.clone())
         self.tokens += commit.tokens[-len(features) :]
 
     def oldest(self) -> tuple[Tensor, Tensor]:
@@ -72,8 +74,8 @@ class Backlog:
         return rows[:PASS_ROWS], tokens
 
     def drop(self, count: int) -> None:
-        """Forget the oldest `count` rows, which were consumed."""
-        rest = torch.cat(self._rows)[count:]
+        """Forget `count` of the rows that `oldest` gave, which were consumed."""
+        rest = self._rows[0][count:]
         self._rows = [rest] if len(rest) else []
         del self.tokens[:count]
         self.start += count
@@ -88,12 +90,12 @@ class TapDrafter(ABC):
         self.name, self.needs = name, Needs(taps)
         self._chooser, self._backlog = chooser, Backlog()
 
-    @torch.inference_mode()
     def observe(self, commit: Commit) -> None:
         """Keep the features; a full backlog is consumed at once."""
         self._backlog.add(commit)
         if self._backlog.full:
-            self._catch_up()
+            with torch.inference_mode():  # which takes longer than to keep a row
+                self._catch_up()
 
     def _catch_up(self) -> None:
         """Consume every feature that has come."""

@@ -28,35 +28,47 @@ a recurrent layer's kernels and states times rows, and elements of attention's k
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """x [n, in] to x W^T + bias [n, out]; weight [blocks, in, BLOCK], bias [blocks, BLOCK]."""
+
+    weight: Any
+    bias: Any
+    out: int
+    run: Callable[..., None]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y, size = torch.empty(x.shape[0], self.out), self.weight.size
+        ns = max(size // READ_RATE, size // ROW_RATE * len(x))
+        arrays = self.weight, self.bias, x.contiguous().numpy(), y.numpy()
+        share(ns, len(self.weight), self.run, *arrays)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
 class Fused:
     """Compiled kernels over fp32 tensors on the CPU, from the module `outrider.ops.jit` and others.
 
-    delta, attention: what lies between the products of the two kinds of layers.
+    delta, attention: what lies between the products of the two kinds of layers. block, keep,
+    choose: a block drafter's pass, what its context keeps, and its greedy tokens.
     """
 
     jit: Any
     delta: Callable[..., None]
     attention: Callable[..., None]
+    block: Callable[..., None]
+    keep: Callable[..., None]
+    choose: Callable[..., None]
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """x [n, in] to x W^T + bias [n, out] for weight [out, in], bias [out] or None."""
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """The product for weight [out, in], bias [out] or None."""
         out, size = weight.shape
-        block, run = self.jit.BLOCK, self.jit.linear
+        block = self.jit.BLOCK
         blocks = -(-out // block)
         missing = blocks * block - out
         packed = pad(weight, (0, 0, 0, missing)).view(blocks, block, size).transpose(1, 2)
         added = torch.zeros(out) if bias is None else bias
         sums = pad(added, (0, missing)).view(blocks, block).numpy()
-        weights = packed.contiguous().numpy()
-        row_ns, least_ns = weight.numel() // ROW_RATE, weight.numel() // READ_RATE
-
-        def apply(x: Tensor) -> Tensor:
-            y = torch.empty(x.shape[0], out)
-            ns = max(least_ns, row_ns * len(x))
-            share(ns, blocks, run, weights, sums, x.contiguous().numpy(), y.numpy())
-            return y
-
-        return apply
+        return Product(packed.contiguous().numpy(), sums, out, self.jit.linear)
 
     def unit(self, x: Tensor, eps: float) -> Tensor:
         """Rows of x [n, width] over their lengths."""
@@ -143,10 +155,17 @@ def load_fused() -> Fused:
     announce(folder)
     settings: Any = numba.config
     settings.CACHE_DIR = str(folder or "")
-    from outrider.ops import jit, jit_attention, jit_delta
+    from outrider.ops import jit, jit_attention, jit_block, jit_delta, jit_draft
 
     jit.compile_all()
-    return Fused(jit, jit_delta.mix_delta, jit_attention.mix_attention)
+    return Fused(
+        jit,
+        jit_delta.mix_delta,
+        jit_attention.mix_attention,
+        jit_block.run_block,
+        jit_block.keep_features,
+        jit_draft.choose_rows,
+    )
 
 
 def announce(folder: Path | None) -> None:

@@ -56,10 +56,11 @@ Kernel = Any
 SIGNATURES: dict[Kernel, str] = {}
 
 
-def entry(signature: str) -> Callable[[Callable[..., None]], Kernel]:
+def entry(signature: str, *, parts: bool = True) -> Callable[[Callable[..., None]], Kernel]:
     """What Python calls: kept compiled on disk, and run without the interpreter's lock.
 
-    Does the part from its first argument up to its second, of rows, heads or blocks.
+    Does the part from its first argument up to its second, of rows, heads or blocks, or where there
+    are no `parts` takes no such arguments and does all.
     """
 
     def wrap(function: Callable[..., None]) -> Kernel:
@@ -69,7 +70,7 @@ def entry(signature: str) -> Callable[[Callable[..., None]], Kernel]:
             nogil=True,
             cache=bool(_NUMBA.config.CACHE_DIR),
         )(function)
-        SIGNATURES[kernel] = f"void(i8, i8, {signature})"
+        SIGNATURES[kernel] = f"void({'i8, i8, ' if parts else ''}{signature})"
         return kernel
 
     return wrap

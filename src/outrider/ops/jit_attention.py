@@ -10,7 +10,7 @@ TOGETHER = 16
 
 
 @inner
-def _turn(x, scale, eps, cos, sin):
+def turn(x, scale, eps, cos, sin):
     """Norm (unless scale is empty) and rotary embedding of one head x [width], in place."""
     half = len(x) // 2
     if len(scale):
@@ -41,10 +41,10 @@ def _attend(queries, keys, values, head, first, last, out):
     """out [n, G, width] = attention of queries [n, G, width] of key-value head `head`.
 
     keys [pages, heads, width, PAGE], values [pages, heads, PAGE, width]; row r sees positions
-    first[r] .. last + r. Weights of others are zero, which changes no sum.
+    first[r] .. last[r], neither of which falls. Weights of others are zero, which changes no sum.
     """
     rows, group, width = queries.shape
-    low, high = first[0] // PAGE, (last + rows - 1) // PAGE + 1
+    low, high = first[0] // PAGE, last[-1] // PAGE + 1
     scores = np.zeros((rows * group, (high - low) * PAGE), np.float32)
     wanted, found = queries.reshape((-1, width)), out.reshape((-1, width))
     found[:] = ZERO
@@ -53,7 +53,7 @@ def _attend(queries, keys, values, head, first, last, out):
         add_product(wanted, keys[page, head], scores[:, at : at + PAGE])
     totals = np.empty(rows * group, np.float32)
     for row in range(rows * group):
-        begin, end = first[row // group] - low * PAGE, last + row // group + 1 - low * PAGE
+        begin, end = first[row // group] - low * PAGE, last[row // group] + 1 - low * PAGE
         totals[row] = _soften(scores[row, begin:end])
         scores[row, :begin] = ZERO
         scores[row, end:] = ZERO
@@ -74,11 +74,29 @@ def _prepare(given, at, head, shape, scale, eps, turns, keys, values):
         turned = head * group + number if number < group else heads + head
         by = scale[turned] if len(scale) else scale[0:0].reshape(-1)
         part = given[turned * width : turned * width + width]
-        _turn(part, by, eps, turns[0, at], turns[1, at])
+        turn(part, by, eps, turns[0, at], turns[1, at])
     key = (heads + head) * width
     value = key + kept * width
     keys[at // PAGE, head, :, at % PAGE] = given[key : key + width]
     values[at // PAGE, head, at % PAGE] = given[value : value + width]
+
+
+@inner
+def attend_head(head, projected, start, shape, scale, eps, turns, keys, values, first, last, out):
+    """Attention of one key-value head for rows of a projection from position `start` on, with its
+    columns of out [n, heads width]. Rows beyond those of `out` only keep keys and values."""
+    heads, kept, width = shape[:3]
+    rows, group = len(out), heads // kept
+    low, high = head * group * width, (head + 1) * group * width
+    queries = np.empty((rows, group, width), np.float32)
+    results = np.empty((rows, group, width), np.float32)
+    for row in range(len(projected)):
+        _prepare(projected[row], start + row, head, shape, scale, eps, turns, keys, values)
+    for row in range(rows):
+        queries[row] = projected[row, low:high].reshape((group, width))
+    _attend(queries, keys, values, head, first, last, results)
+    for row in range(rows):
+        out[row, low:high] = results[row].reshape(-1)
 
 
 @entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1], f8, f4[:, :, ::1], f4[:, ::1]")
@@ -98,22 +116,15 @@ def mix_attention(begin, end, projected, spans, layer, shape, scale, eps, turns,
         values = array(span[2] + (2 * layer + 1) * half, (span[3], kept, PAGE, width))
         for near in range(0, span[1], TOGETHER):
             start, rows = span[0] + near, min(TOGETHER, span[1] - near)
-            first = np.zeros(rows, np.int64)
-            if window > 0:
-                for row in range(rows):
-                    first[row] = max(0, start + row - window + 1)
-            queries = np.empty((rows, group, width), np.float32)
-            results = np.empty((rows, group, width), np.float32)
+            first, last = np.zeros(rows, np.int64), np.empty(rows, np.int64)
+            for row in range(rows):
+                last[row] = start + row
+                first[row] = max(0, last[row] - window + 1) if window > 0 else 0
+            given, found = projected[done : done + rows], out[done : done + rows]
             for head in range(begin, end):
+                rest = np.float32(eps), turns, keys, values, first, last, found
+                attend_head(head, given, start, shape, scale, *rest)
                 low, high = head * group * width, (head + 1) * group * width
-                for row in range(rows):
-                    given, at = projected[done + row], start + row
-                    _prepare(given, at, head, shape, scale, np.float32(eps), turns, keys, values)
-                    queries[row] = given[low:high].reshape((group, width))
-                _attend(queries, keys, values, head, first, start, results)
-                for row in range(rows):
-                    found = out[done + row, low:high]
-                    found[:] = results[row].reshape(-1)
-                    if gated:
-                        close(found, projected[done + row, gates + low : gates + high])
+                for row in range(rows if gated else 0):
+                    close(found[row, low:high], given[row, gates + low : gates + high])
             done += rows

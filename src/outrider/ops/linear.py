@@ -62,16 +62,16 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None, plan: LinearPlan) -> None:
         self.out_features, self.in_features = weight.shape
         self.plan = plan
-        self._kernel = _kernels()[plan.kernel](weight, bias)
+        self.kernel = _kernels()[plan.kernel](weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         multiple, num_rows = self.plan.rows, x.shape[0]
         if multiple == 0:
-            return torch.cat([self._kernel(row) for row in x.split(1)])
+            return torch.cat([self.kernel(row) for row in x.split(1)])
         if self.plan.kernel == FUSED:
-            return self._kernel(x)
+            return self.kernel(x)
         rows = padded_rows(stocked_rows(num_rows), multiple)
-        return self._kernel(x) if rows == num_rows else self._kernel(pad_rows(x, rows))[:num_rows]
+        return self.kernel(x) if rows == num_rows else self.kernel(pad_rows(x, rows))[:num_rows]
 
 
 class RoundedLinear(Linear):
@@ -87,7 +87,7 @@ class RoundedLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._given is not None:
-            self._kernel = Int8Product(*self._given, ROUNDED[self.plan.kernel], x)
+            self.kernel = Int8Product(*self._given, ROUNDED[self.plan.kernel], x)
             self._given = None
         return super().__call__(x)
 

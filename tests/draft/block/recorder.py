@@ -9,8 +9,8 @@ from tests.helpers.blocks import VOCAB
 class Recorder(GreedyChooser):
     """Greedy, and keeps the rows that it was shown and their positions."""
 
-    def __init__(self) -> None:
-        super().__init__(vocab_size=VOCAB)
+    def __init__(self, vocab_size: int = VOCAB, min_probability: float = 0.0) -> None:
+        super().__init__(vocab_size=vocab_size, min_probability=min_probability)
         self.rows: list[torch.Tensor] = []
         self.positions: list[int] = []
 

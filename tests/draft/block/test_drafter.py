@@ -161,7 +161,7 @@ def test_a_failed_pass_leaves_nothing_behind(model, monkeypatch):
         real = getattr(Trunk, name)
 
         def failing(self, *given, real=real):
-            context = given[-1]
+            context = given[1]
             length = context.length
             real(self, *given)
             context.length = length  # as if it had failed on the way
@@ -173,6 +173,14 @@ def test_a_failed_pass_leaves_nothing_behind(model, monkeypatch):
                 drafter.propose(Context(tokens), 4)
     assert drafter.propose(Context(tokens), 4) == fresh.propose(Context(tokens), 4)
     assert all(map(torch.equal, chooser.rows, fresh_chooser.rows))
+
+
+def test_rows_that_hold_no_numbers_are_an_error(model):
+    tokens, features = text(30)
+    drafter = drafter_of(model)
+    drafter.observe(commit(tokens, features * torch.inf, 0, 30))
+    with pytest.raises(StageError, match="logits for position 31 hold NaN or infinity"):
+        drafter.propose(Context(tokens), 3)
 
 
 def test_the_first_sentence_of_what_is_wrong(model):

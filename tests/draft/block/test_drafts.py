@@ -1,5 +1,6 @@
 """Drafts of every kind and packaging equal those of an independent, naive drafter."""
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import load_block
 from outrider.draft.choice import GreedyChooser
 from outrider.models.load import LoadOptions, load_decoder
+from outrider.ops.fused import has_numba
 from outrider.ops.selftest import Kernels
 from tests.draft.block.oracle import Oracle
 from tests.draft.block.recorder import Recorder
@@ -60,11 +62,11 @@ def _without_gradients():
         yield
 
 
-def load(kind, target, folder):
+def load(kind, target, folder, fused=True):
     decoder, model = target
     tensors = write(kind, folder)
     oracle = Oracle(kind, tensors, model.model.embed_tokens.weight, model.lm_head.weight)
-    return load_block(folder, decoder, Kernels(exact=False)), oracle
+    return load_block(folder, decoder, Kernels(exact=False, fused=fused)), oracle
 
 
 def feed(drafter, features, tokens, sizes):
@@ -84,10 +86,12 @@ def case(kind, length, seed=0):
     return features, torch.randint(0, VOCAB - 1, (length + 1,)).tolist()
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", KINDS)
-def test_drafts_are_those_of_the_papers(target, tmp_path, name):
+def test_drafts_are_those_of_the_papers(target, tmp_path, name, fused):
     kind = KINDS[name]
-    model, oracle = load(kind, target, tmp_path)
+    model, oracle = load(kind, target, tmp_path, fused)
+    assert (model.trunk.compiled is not None) == (fused and has_numba())
     features, tokens = case(kind, 20)
     chooser = Recorder()
     drafter = BlockDrafter(model, chooser)
@@ -109,6 +113,34 @@ def test_drafts_are_those_of_the_papers(target, tmp_path, name):
     if kind.confidence:
         assert draft.confidence == pytest.approx(wanted.confidence, abs=1e-4)
     assert drafter.name == draft.source == ("dspark" if kind.markov else "dflash")
+
+
+@pytest.mark.skipif(not has_numba(), reason="needs the extra `fast`")
+@pytest.mark.parametrize("name", KINDS)
+def test_compiled_choices_are_those_row_by_row(target, tmp_path, name):
+    kind = KINDS[name]
+    model, _ = load(kind, target, tmp_path)
+    assert (model.greedy is None) == (kind.markov in ("gated", "rnn"))
+    features, tokens = case(kind, 70)  # more than a page
+    drafters = [BlockDrafter(model, one(vocab_size=VOCAB)) for one in (GreedyChooser, Recorder)]
+    for drafter in drafters:
+        feed(drafter, features, tokens, [70])
+    found = []
+    for budget in (16, 1, 3):
+        compiled, apart = (drafter.propose(Context(tokens), budget) for drafter in drafters)
+        assert compiled.tokens == apart.tokens
+        assert compiled.confidence == pytest.approx(apart.confidence, abs=1e-5)
+        found += compiled.confidence
+    least = statistics.fmean(found)
+    for sure, likely in ((least, 0.0), (0.0, least)):
+        sizes = []
+        for one in (GreedyChooser, Recorder):
+            chooser = one(vocab_size=VOCAB, min_probability=likely)
+            drafter = BlockDrafter(model, chooser, sure)
+            feed(drafter, features, tokens, [70])
+            draft = drafter.propose(Context(tokens), 16)
+            sizes.append(draft.tokens if draft else ())
+        assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("name", ["dflash", "dflash-sliding", "dspark"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.draft.block import gguf
+from outrider.draft.block.compiled import compiled_trunk, greedy_rows
 from outrider.draft.block.formats import (
     CONFIDENCE,
     LOG_SNR,
@@ -35,7 +36,7 @@ from outrider.models.model_file import is_gguf
 from outrider.models.rope import rope_tables
 from outrider.models.weights import WeightReader
 from outrider.ops.linear import Linear
-from outrider.ops.norm import rms_norm
+from outrider.ops.norm import fold_norm, rms_norm
 from outrider.ops.rope import paired
 from outrider.ops.selftest import Kernels
 
@@ -87,7 +88,7 @@ def load_block(
         model = _Parts(config, checkpoint.shapes, target, reader, kernels).build()
         checkpoint.leave({"t2d"} & checkpoint.names)
         checkpoint.finish()
-    LOG.info("block drafter %s: %s", folder, config.describe())
+    LOG.info("block drafter %s: %s", folder, model.describe())
     return model
 
 
@@ -128,17 +129,19 @@ class _Parts:
     kernels: Kernels
 
     def build(self) -> BlockModel:
-        ids = self._ids()
+        ids, trunk = self._ids(), self._trunk()
+        markov, confidence = self._markov(ids), self._confidence()
         return BlockModel(
             config=self.config,
-            trunk=self._trunk(),
+            trunk=trunk,
             embedding=self._embedding(),
             head=self._head(ids),
             vocab_size=self.target.config.vocab_size,
-            markov=self._markov(ids),
-            confidence=self._confidence(),
+            markov=markov,
+            confidence=confidence,
             added=self._log_snr(),
             ids=ids,
+            greedy=greedy_rows(trunk.mixer(0).fused, markov, confidence, ids),
         )
 
     def _has(self, name: str) -> bool:
@@ -154,21 +157,27 @@ class _Parts:
             reader.below(f"layers.{n}.self_attn").norm("k_norm", shape.width) for n in layers
         ]
         heads = [norm.expand(shape.kv_heads, -1) for norm in key_norms]
+        built = tuple(build_layer(config, n, 0, reader, self.kernels) for n in layers)
+        read = self.kernels.make_linear(reader.matrix("fc", width, taps * width))
+        keep = self._keep(reader.norm("hidden_norm", width))
+        key_norm = rms_norm(paired(torch.cat(heads), shape.rope.width), config.norm_eps)
+        norm = rms_norm(reader.norm("norm", width), config.norm_eps)
+        turns = torch.stack([cos, sin]).to(reader.device)
         return Trunk(
-            layers=tuple(build_layer(config, n, 0, reader, self.kernels) for n in layers),
+            layers=built,
             views=self.config.views,
-            read=self.kernels.make_linear(reader.matrix("fc", width, taps * width)),
-            feature_norm=rms_norm(reader.norm("hidden_norm", width), config.norm_eps),
-            keep=self._keep(),
-            key_norm=rms_norm(paired(torch.cat(heads), shape.rope.width), config.norm_eps),
-            norm=rms_norm(reader.norm("norm", width), config.norm_eps),
-            cos=cos.to(reader.device),
-            sin=sin.to(reader.device),
+            read=read,
+            keep=keep,
+            key_norm=key_norm,
+            norm=norm,
+            eps=norm.eps,
+            turns=turns,
             dtype=reader.dtype,
+            compiled=compiled_trunk(built, (read, keep), (key_norm, norm), turns),
         )
 
-    def _keep(self) -> Linear:
-        """All layers' projections to keys, then all to values, for rows that no layer norms."""
+    def _keep(self, norm: Tensor) -> Linear:
+        """All layers' projections to keys, then all to values, with the weight of the norm."""
         config, shape = self.config.trunk, self.config.trunk.attention
         size = shape.kv_heads * shape.width
         parts: list[Tensor] = []
@@ -180,7 +189,7 @@ class _Parts:
                 if shape.qkv_bias:
                     biases.append(self._ordered(below.vector(f"{name}.bias", size), name))
         bias = torch.cat(biases) if biases else None
-        return self.kernels.make_linear(torch.cat(parts), bias)
+        return self.kernels.make_linear(fold_norm(torch.cat(parts), norm), bias)
 
     def _ordered(self, rows: Tensor, name: str) -> Tensor:
         """Rows of a key projection in the order of columns that `rotate` works on."""

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.draft.block.compiled import GreedyRows
 from outrider.draft.block.formats import BlockConfig
 from outrider.draft.block.heads import ConfidenceHead, MarkovHead
 from outrider.draft.block.layout import BlockLayout
 from outrider.draft.block.trunk import BlockContext, Trunk
-from outrider.draft.choice import Choice, Chooser, top_probabilities
+from outrider.draft.choice import Choice, Chooser, GreedyChooser, check_finite, top_probabilities
 from outrider.ops.linear import Linear
 
 
@@ -19,7 +20,8 @@ class BlockModel:
     """Trunk, heads, embedding and head matrix, the last two often the target's own.
 
     added: what log-SNR conditioning adds to the embeddings of anchor and masks [2, hidden], or
-    None. ids: target ids int64 [rows of the head matrix], None where they are the same.
+    None. ids: target ids int64 [rows of the head matrix], None where they are the same. greedy: the
+    compiled way to choose, where these heads have one.
     """
 
     config: BlockConfig
@@ -31,10 +33,19 @@ class BlockModel:
     confidence: ConfidenceHead | None = None
     added: Tensor | None = None
     ids: Tensor | None = None
+    greedy: GreedyRows | None = None
 
     @property
     def layout(self) -> BlockLayout:
         return self.config.layout
+
+    def describe(self) -> dict[str, object]:
+        """The configuration, and what runs compiled."""
+        return {
+            **self.config.describe(),
+            "trunk": "compiled" if self.trunk.compiled else "torch",
+            "greedy_drafts": "compiled" if self.greedy else "torch",
+        }
 
     def draft(
         self, context: BlockContext, anchor: int, count: int, chooser: Chooser, least: float
@@ -45,8 +56,12 @@ class BlockModel:
         it has seen the tokens before a row and never the row's own.
         """
         first = self.layout.first_row
-        block = self.trunk.run(self._embed(anchor), context)
+        block = self.trunk.run(self._embed(anchor), context, first + count)
         hidden, choices = block.narrow(0, first, count), list[Choice]()
+        # What another kind of chooser does with a row is its own affair.
+        if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:
+            least = max(least if self.confidence else 0.0, chooser.min_probability)
+            return list(self._greedy(self.greedy, hidden, anchor, least, context.length + 1))
         state = self.markov.start(block[:first], anchor) if self.markov else None
         for row, sure in self._rows(hidden, state, anchor, choices):
             if self.confidence is not None and sure is not None and sure < least:
@@ -56,6 +71,16 @@ class BlockModel:
                 break
             choices.append(choice)
         return choices
+
+    def _greedy(
+        self, rows: GreedyRows, hidden: Tensor, anchor: int, least: float, position: int
+    ) -> Iterator[Choice]:
+        for token, sure in rows.choose(self.head(hidden), hidden, anchor, least):
+            check_finite(sure, position)
+            if token < 0:
+                break
+            yield Choice(token=token, confidence=sure)
+            position += 1
 
     def _embed(self, anchor: int) -> Tensor:
         """The rows of a block [block size, hidden]."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.draft.block.compiled import CompiledTrunk
 from outrider.draft.block.formats import View
 from outrider.models.attention import AttentionLayer
 from outrider.models.decoder import DecoderLayer
@@ -20,18 +21,23 @@ from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.ops.rope import rotate
 from outrider.state.spec import PAGE, AttentionSpec, StateSpec
 
+Sight = tuple[list[int], list[int]]
+"""The first and the last position that each row of a block sees; neither ever falls."""
+
 
 class BlockContext:
-    """Keys and values [layers, 2, heads, room, width] of one sequence's context rows.
+    """Keys and values [layers, 2, pages, heads, room, width] of one sequence's context rows.
 
     The first `length` positions are true features of the target, and final: nothing that a block
-    wrote is ever counted. Room grows by doubling, in pages.
+    wrote is ever counted. It grows by doubling, compiled layers' in pages of PAGE positions, with
+    keys by column, torch's as a single page.
     """
 
     def __init__(self, trunk: "Trunk") -> None:
-        mixer = trunk.mixer(0)
-        sizes = len(trunk.layers), 2, mixer.config.kv_heads, 0, mixer.config.width
-        self.storage = torch.empty(sizes, dtype=trunk.dtype, device=trunk.cos.device)
+        shape = trunk.mixer(0).config
+        self._axis, pages, room = (2, 0, PAGE) if trunk.compiled else (4, 1, 0)
+        sizes = len(trunk.layers), 2, pages, shape.kv_heads, room, shape.width
+        self.storage = torch.empty(sizes, dtype=trunk.dtype, device=trunk.turns.device)
         self.length = 0
 
     def copy(self) -> "BlockContext":
@@ -41,36 +47,39 @@ class BlockContext:
         return twin
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` positions."""
-        sizes = list(self.storage.shape)
-        if length > sizes[3]:
-            sizes[3] = max(-(-length // PAGE) * PAGE, 2 * sizes[3]) - sizes[3]
-            self.storage = torch.cat([self.storage, self.storage.new_empty(sizes)], 3)
+        """Make room for `length` positions; what is masked must be finite there."""
+        sizes, unit = list(self.storage.shape), PAGE if self._axis == 4 else 1
+        held = sizes[self._axis]
+        needed = -(-length // PAGE) * unit
+        if needed > held:
+            sizes[self._axis] = max(needed, 2 * held) - held
+            self.storage = torch.cat([self.storage, self.storage.new_zeros(sizes)], self._axis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
     """Weights of a block drafter's layers.
 
-    read: tapped features to hidden size, then `feature_norm`. keep: to keys and values of all
-    layers at once, heads of all layers' keys first; `key_norm` [layers * heads, width]. cos, sin:
-    [max_length, width]. norm: behind the last layer.
+    read: tapped features to hidden size. keep: their unit rows to keys and values of all layers at
+    once, heads of all layers' keys first; `key_norm` [layers * heads, width]. turns: cos and signed
+    sin [2, max_length, width]. norm: behind the last layer. eps: of every row's length. compiled:
+    the same in one call for a pass, where there is that.
     """
 
     layers: tuple[DecoderLayer, ...]
     views: tuple[View, ...]
     read: Linear
-    feature_norm: RmsNorm
     keep: Linear
     key_norm: RmsNorm
     norm: RmsNorm
-    cos: Tensor
-    sin: Tensor
+    eps: Tensor
+    turns: Tensor
     dtype: torch.dtype
+    compiled: CompiledTrunk | None
 
     @property
     def max_length(self) -> int:
-        return len(self.cos)
+        return self.turns.shape[1]
 
     @property
     def state_spec(self) -> StateSpec:
@@ -93,73 +102,85 @@ class Trunk:
         """Append features [n, taps * hidden], those of the next n positions, to the context."""
         start, rows = context.length, len(features)
         context.reserve(start + rows)
-        kept = self.keep(self.feature_norm(self.read(features)))
-        keys, values = kept.view(rows, 2, -1, context.storage.shape[-1]).unbind(1)
-        rotate(self.key_norm(keys), *self._turns(start, rows), out=keys)
-        place = context.storage.narrow(3, start, rows)
-        layers, heads = place.shape[0], place.shape[2]
-        for part, new in enumerate((keys, values)):
-            place[:, part].copy_(new.view(rows, layers, heads, -1).permute(1, 2, 0, 3))
+        if self.compiled:
+            self.compiled.keep(features, start, context.storage)
+        else:
+            self._keep_rows(features, start, context.storage)
         context.length += rows
 
-    def run(self, x: Tensor, context: BlockContext) -> Tensor:
-        """Rows of a block, embedded [n, hidden], behind the context; normed outputs [n, hidden]."""
+    def run(self, x: Tensor, context: BlockContext, wanted: int) -> Tensor:
+        """Rows of a block, embedded [n, hidden], behind the context; normed outputs of the first
+        `wanted` ones. Takes the rows themselves for scratch.
+        """
         start, rows = context.length, len(x)
         context.reserve(start + rows)
-        turns = self._turns(start, rows)
-        seen = {view: _visible(view, start, rows, x.device) for view in set(self.views)}
+        seen = {view: _visible(view, start, rows) for view in set(self.views)}
+        if self.compiled:
+            each = torch.tensor([seen[view] for view in self.views])
+            return self.compiled.run(x, wanted, start, context.storage, each)
         for index, (layer, view) in enumerate(zip(self.layers, self.views, strict=True)):
-            projected = self.mixer(index).project(unit_rows(x, layer.eps))
-            low, mask = seen[view]
+            projected = self.mixer(index).project(unit_rows(x, self.eps))
             kept = context.storage[index]
-            x = x + self._attend(self.mixer(index), projected, turns, kept, (low, start), mask)
-            x = x + layer.mlp(unit_rows(x, layer.eps))
-        return self.norm(x)
+            x = x + self._attend(self.mixer(index), projected, kept, start, seen[view])
+            x = x + layer.mlp(unit_rows(x, self.eps))
+        return self.norm(x.narrow(0, 0, wanted))
+
+    def _keep_rows(self, features: Tensor, start: int, storage: Tensor) -> None:
+        kept = self.keep(unit_rows(self.read(features), self.eps))
+        rows, (layers, _, _, heads, _, width) = len(kept), storage.shape
+        new = kept.view(rows, 2, layers, heads, width)
+        keys = kept.view(rows, 2, -1, width)[:, 0]
+        rotate(self.key_norm(keys), *self._turns(start, rows), out=keys)
+        storage[:, :, 0].narrow(3, start, rows).copy_(new.permute(2, 1, 3, 0, 4))
 
     def _turns(self, start: int, rows: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin [n, 1, width] of positions from `start` on."""
-        cos, sin = (table.narrow(0, start, rows).unsqueeze(1) for table in (self.cos, self.sin))
+        cos, sin = self.turns.narrow(1, start, rows).unsqueeze(2).unbind(0)
         return cos, sin
 
     def _attend(
-        self,
-        mixer: AttentionLayer,
-        projected: Tensor,
-        turns: tuple[Tensor, Tensor],
-        kept: Tensor,
-        seen: tuple[int, int],
-        mask: Tensor | None,
+        self, mixer: AttentionLayer, projected: Tensor, kept: Tensor, start: int, seen: Sight
     ) -> Tensor:
-        """Attention of block rows over positions `seen[0]` .. and themselves at `seen[1]` .."""
-        config, rows, (low, start) = mixer.config, len(projected), seen
+        """Attention of block rows over what they see; their keys and values are kept on the way."""
+        config, rows = mixer.config, len(projected)
         place = projected.narrow(1, 0, mixer.queries + mixer.keys).view(rows, -1, config.width)
+        turns = self._turns(start, rows)
         rotate(place if mixer.head_norm is None else mixer.head_norm(place), *turns, out=place)
         new = projected.narrow(1, mixer.queries, 2 * mixer.keys)
         new = new.view(rows, 2, config.kv_heads, config.width).permute(1, 2, 0, 3)
-        kept.narrow(2, start, rows).copy_(new)
-        keys, values = kept.narrow(2, low, start + rows - low).unsqueeze(1).unbind(0)
+        kept[:, 0].narrow(2, start, rows).copy_(new)
+        low = seen[0][0]
+        keys, values = kept.narrow(3, low, start + rows - low).unbind(0)
         query = place.narrow(1, 0, config.heads).transpose(0, 1).unsqueeze(0)
+        mask = _mask(seen, low, start + rows, kept.device)
         out = functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True
         )
         return mixer.out(out[0].transpose(0, 1).flatten(1))
 
 
-def _visible(view: View, start: int, rows: int, device: torch.device) -> tuple[int, Tensor | None]:
-    """The first position that a block from `start` on sees, and which row sees what behind it.
+def _visible(view: View, start: int, rows: int) -> Sight:
+    """What rows of a block from `start` on see, of the context and each other."""
+    end, window = start + rows - 1, view.window
+    firsts, lasts = [], []
+    for at in range(start, start + rows):
+        last = at if view.causal else end
+        first = 0
+        if window is not None and view.from_anchor:
+            first = start - window
+        elif window is not None:
+            first, last = at - window + 1, min(last, at + window - 1)
+        firsts.append(max(0, first))
+        lasts.append(last)
+    return firsts, lasts
 
-    The mask is bool [rows, positions], None where every row sees everything.
-    """
-    low, window = 0, view.window
-    if window is not None:
-        low = max(0, start - window + (0 if view.from_anchor else 1))
-    if not view.causal and (window is None or view.from_anchor):
-        return low, None
-    at = torch.arange(start, start + rows, device=device)[:, None]
-    keys = torch.arange(low, start + rows, device=device)
-    seen = torch.ones(rows, len(keys), dtype=torch.bool, device=device)
-    if view.causal:
-        seen &= keys <= at
-    if window is not None and not view.from_anchor:
-        seen &= (at - keys).abs() < window
-    return low, seen
+
+def _mask(seen: Sight, low: int, end: int, device: torch.device) -> Tensor | None:
+    """Bool [rows, positions from `low` to `end`], None where every row sees everything."""
+    firsts, lasts = seen
+    if firsts[-1] == low and lasts[0] == end - 1:
+        return None
+    first, last = torch.tensor(seen, device=device).unsqueeze(-1)
+    at = torch.arange(low, end, device=device)
+    mask: Tensor = (first <= at) & (at <= last)
+    return mask
