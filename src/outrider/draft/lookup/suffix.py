@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from outrider.core_types import Context, Draft
 from outrider.draft.lookup.automaton import SuffixAutomaton
-from outrider.draft.lookup.copying import Copyist, Text
+from outrider.draft.lookup.copying import Copyist
 from outrider.draft.lookup.generations import LookupDrafter
 from outrider.errors import ConfigError
 
@@ -45,7 +45,7 @@ class SuffixSettings:
 
 
 class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
-    """Continues the longest repeated suffix of one session, or a copy that was edited on the way."""
+    """Continues the longest repeated suffix of one session, or a copy with edits."""
 
     name = "suffix"
 
@@ -63,12 +63,11 @@ class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
         self._check(context)
         index = self._index.current
         self._copyist.advance(context.committed, index.length[index.match], index.match_end + 1)
-        text = Text(context.committed, list(context.suffix))
-        copy = self._copyist.ahead(text, *self._match(context.suffix))
+        copy = self._copyist.ahead(context.suffix, *self._match(context.suffix))
         if copy.run < self._settings.min_match:
             return None
         longest = 1 + self._settings.growth * (copy.run - self._settings.min_match)
-        tokens = self._copyist.copied(text, copy, min(budget, longest))
+        tokens = self._copyist.copied(copy, min(budget, longest))
         return Draft(tokens=tokens, source=self.name)
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, int]:
