@@ -8,6 +8,8 @@ It knows tokens only, no model.
 * Of several occurrences the most recent one is continued: in edited text the newest version is
   the one that goes on. (The automaton may name an older one for a suffix that was never among the
   16 longest ones; the draft is still a true continuation.)
+* A copy that differs from its source in places goes on behind them and repeats its edits, until a
+  longer match turns up: see `copying`.
 * The longer the match, the longer the draft: one token at `min_match`, `growth` more for each
   token matched beyond it.
 * A continuation that reaches the newest token goes on with itself, so loops are drafted whole.
@@ -59,7 +61,7 @@ class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
         self._copyist = Copyist()
 
     def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return what followed the longest match of `context`, shorter for short matches."""
+        """Return what follows in the copy, else what followed the longest match of `context`."""
         self._check(context)
         index = self._index.current
         self._copyist.advance(context.committed, index.length[index.match], index.match_end + 1)
