@@ -75,7 +75,8 @@ def drafter_factory(
         if isinstance(draft, BlockModel):
             return _chain(budget, _block(draft, config.speculative, sampling))
         chooser = _chooser(config.speculative, sampling, draft.shared, rows)
-        model = DraftModelDrafter(draft.decoder, chooser, settings, Ahead())
+        ahead = None if windows.serial else Ahead()
+        model = DraftModelDrafter(draft.decoder, chooser, settings, ahead)
         return _chain(budget, *[lookup(weighed) for lookup in makers], model)
 
     return make

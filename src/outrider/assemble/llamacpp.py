@@ -17,7 +17,6 @@ from outrider.assemble.target import load_options
 from outrider.assemble.windows import window_limits
 from outrider.config.run import Method, RunConfig, TargetConfig
 from outrider.draft.choice import GreedyChooser
-from outrider.draft.model.ahead import Ahead
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.vocab import shared_vocabulary
 from outrider.engine.engine import Speculation, WindowLimits
@@ -254,9 +253,7 @@ def _speculation(
         paid = None
         if draft is not None:
             chooser = GreedyChooser(vocab_size=draft.shared)
-            drafter = DraftModelDrafter(
-                draft.decoder, chooser, draft_state(config, windows), Ahead()
-            )
+            drafter = DraftModelDrafter(draft.decoder, chooser, draft_state(config, windows))
             paid = measured.enter_context(drafts_of(drafter))
         passes = measured.enter_context(windows_of(stage))
         budget = budget_factory(config, passes, paid, windows, stage.max_length, sequences)

@@ -29,7 +29,7 @@ class DraftModelDrafter:
         ahead: Ahead | None = None,
     ) -> None:
         """`chooser` picks tokens from the draft's logits and knows what the target shares; `ahead`
-        says how far behind an optimistic suffix to draft, without it there is no end."""
+        says how far to go where several windows are in flight."""
         self._chooser, self._ahead = chooser, ahead
         self._runner: DraftRunner | None = DraftRunner(decoder, settings or DraftStateSettings())
 
@@ -41,7 +41,7 @@ class DraftModelDrafter:
         """
         assert self._runner is not None, "a closed drafter was used"
         count = min(budget, self._runner.max_length - len(context) + 1)
-        if self._ahead and context.suffix:
+        if self._ahead:
             count = min(count, self._ahead.room(context))
         draft = self._propose(self._runner, context, count) if count > 0 else None
         if self._ahead and draft:
