@@ -1,7 +1,7 @@
 """How far a draft model goes where several windows are in flight.
 
-It stops where its drafts will hardly be reached, and after each step lets those before it in a chain
-look again: what it drafted may be the beginning of something that they know.
+It stops where its drafts will hardly be reached. After each step it lets those before it in a
+chain look again: what it drafted may begin something that they know.
 """
 
 import math
