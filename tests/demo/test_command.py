@@ -11,10 +11,10 @@ PROMPT = Path(__file__).parents[2] / "examples" / "rename.txt"
 COMMAND = [sys.executable, "-c", "from outrider.cli.main import main; main()", "generate"]
 
 
-def generate(*flags: str) -> tuple[dict, str]:
+def generate(*flags: str, prompt: Path = PROMPT) -> tuple[dict, str]:
     words = [*COMMAND, "--target", "demo", "--max-tokens", "64", "--json", *flags]
     done = subprocess.run(
-        [*words, "--prompt-file", str(PROMPT)], capture_output=True, text=True, check=True
+        [*words, "--prompt-file", str(prompt)], capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout), done.stderr
 
@@ -32,8 +32,12 @@ def generate(*flags: str) -> tuple[dict, str]:
     ],
     ids=["suffix", "draft", "fallback"],
 )
-def test_speculation_keeps_the_tokens_and_pays_in_passes(flags: list[str], rollback: str) -> None:
-    record, said = generate("--compare", "--rollback", rollback, *flags)
+def test_speculation_keeps_the_tokens_and_pays_in_passes(
+    flags: list[str], rollback: str, tmp_path: Path
+) -> None:
+    prompt = tmp_path / "code.txt"  # where text is repeated, no draft would be wrong
+    prompt.write_text("import json\n\n\nclass Store:\n    def load(self, path):\n")
+    record, said = generate("--compare", "--rollback", rollback, *flags, prompt=prompt)
     timings = record["timings"]
     assert "the same 64 tokens" in said
     assert timings["speculative_accepted_n"] > 0

@@ -4,10 +4,11 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from outrider.core_types import Commit, Context
+from outrider.draft.lookup.copying import LASTING
 from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
 from outrider.errors import ConfigError, StateError
 
@@ -52,6 +53,8 @@ def repeated(context: Sequence[int], start: int, count: int) -> tuple[int, ...]:
 def test_the_draft_continues_the_most_recent_longest_match(
     committed: list[int], suffix: list[int]
 ) -> None:
+    """Where no long copy differs from its source within the suffix (`test_copying`)."""
+    assume(not suffix or longest_match(committed, ())[0] + len(suffix) <= LASTING)
     draft = drafter_for(committed).propose(Context(committed, suffix), 8)
     length, ends = longest_match(committed, suffix)
     if length == 0:

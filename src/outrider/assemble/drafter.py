@@ -17,6 +17,7 @@ from outrider.draft.choice import Chooser, GreedyChooser, SampledChooser
 from outrider.draft.head import HeadDrafter
 from outrider.draft.lookup.ngram_cache import NgramCacheDrafter, NgramSettings
 from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
+from outrider.draft.model.ahead import Ahead
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftStateSettings
 from outrider.draft.model.vocab import shared_vocabulary
@@ -74,7 +75,8 @@ def drafter_factory(
         if isinstance(draft, BlockModel):
             return _chain(budget, _block(draft, config.speculative, sampling))
         chooser = _chooser(config.speculative, sampling, draft.shared, rows)
-        model = DraftModelDrafter(draft.decoder, chooser, settings)
+        ahead = None if windows.serial else Ahead()
+        model = DraftModelDrafter(draft.decoder, chooser, settings, ahead)
         return _chain(budget, *[lookup(weighed) for lookup in makers], model)
 
     return make

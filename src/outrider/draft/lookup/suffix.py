@@ -8,6 +8,8 @@ It knows tokens only, no model.
 * Of several occurrences the most recent one is continued: in edited text the newest version is
   the one that goes on. (The automaton may name an older one for a suffix that was never among the
   16 longest ones; the draft is still a true continuation.)
+* A copy that differs from its source in places goes on behind them and repeats its edits, until a
+  longer match turns up: see `copying`.
 * The longer the match, the longer the draft: one token at `min_match`, `growth` more for each
   token matched beyond it.
 * A continuation that reaches the newest token goes on with itself, so loops are drafted whole.
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 
 from outrider.core_types import Context, Draft
 from outrider.draft.lookup.automaton import SuffixAutomaton
+from outrider.draft.lookup.copying import Copyist
 from outrider.draft.lookup.generations import LookupDrafter
 from outrider.errors import ConfigError
 
@@ -44,7 +47,7 @@ class SuffixSettings:
 
 
 class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
-    """Continues the longest repeated suffix of one session."""
+    """Continues the longest repeated suffix of one session, or a copy with edits."""
 
     name = "suffix"
 
@@ -52,35 +55,28 @@ class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
         self._settings = settings or SuffixSettings()
         super().__init__(SuffixAutomaton, self._settings.capacity)
 
+    def close(self) -> None:
+        """Drop the index and the copy."""
+        super().close()
+        self._copyist = Copyist()
+
     def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return what followed the longest match of `context`, shorter for short matches."""
+        """Return what follows in the copy, else what followed the longest match of `context`."""
         self._check(context)
-        matched, end = self._match(context.suffix)
-        if matched < self._settings.min_match:
+        index = self._index.current
+        self._copyist.advance(context.committed, index.length[index.match], index.match_end + 1)
+        copy = self._copyist.ahead(context.suffix, *self._match(context.suffix))
+        if copy.run < self._settings.min_match:
             return None
-        longest = 1 + self._settings.growth * (matched - self._settings.min_match)
-        tokens = _continuation(context, end + 1, min(budget, longest))
+        longest = 1 + self._settings.growth * (copy.run - self._settings.min_match)
+        tokens = self._copyist.copied(copy, min(budget, longest))
         return Draft(tokens=tokens, source=self.name)
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, int]:
-        """Return the length of the longest match and where its earlier occurrence ends."""
+        """Return the length of the longest match and the place behind its earlier occurrence."""
         index = self._index.current
         state, matched, end = index.match, index.length[index.match], index.match_end
         for token in suffix:
             state, matched = index.follow(state, matched, token)
             end = index.end[state]
-        return matched, end
-
-
-def _continuation(context: Context, start: int, count: int) -> tuple[int, ...]:
-    """Return `count` tokens of `context` from `start` on, repeated where the context ends."""
-    committed, suffix = context.committed, context.suffix
-    tokens = list(committed[start : start + count])
-    missing = count - len(tokens)
-    if missing:
-        skipped = max(0, start - len(committed))
-        tokens += suffix[skipped : skipped + missing]
-    period = len(tokens)
-    while len(tokens) < count:
-        tokens.append(tokens[-period])
-    return tuple(tokens)
+        return matched, end + 1

@@ -10,6 +10,7 @@ import torch
 from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
+from outrider.draft.model.ahead import Ahead
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
 from outrider.models.base import Model
 
@@ -21,10 +22,15 @@ class DraftModelDrafter:
     needs = Needs()
 
     def __init__(
-        self, decoder: Model, chooser: Chooser, settings: DraftStateSettings | None = None
+        self,
+        decoder: Model,
+        chooser: Chooser,
+        settings: DraftStateSettings | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
-        """`chooser` picks tokens from the draft's logits and knows what the target shares."""
-        self._chooser = chooser
+        """`chooser` picks tokens from the draft's logits and knows what the target shares; `ahead`
+        says how far to go where several windows are in flight."""
+        self._chooser, self._ahead = chooser, ahead
         self._runner: DraftRunner | None = DraftRunner(decoder, settings or DraftStateSettings())
 
     @torch.inference_mode()
@@ -35,10 +41,17 @@ class DraftModelDrafter:
         """
         assert self._runner is not None, "a closed drafter was used"
         count = min(budget, self._runner.max_length - len(context) + 1)
-        return self._propose(self._runner, context, count) if count > 0 else None
+        if self._ahead:
+            count = min(count, self._ahead.room(context))
+        draft = self._propose(self._runner, context, count) if count > 0 else None
+        if self._ahead and draft:
+            self._ahead.propose(len(context), draft.tokens)
+        return draft
 
     def observe(self, commit: Commit) -> None:
         """Learn what became final; nothing runs."""
+        if self._ahead:
+            self._ahead.observe(commit)
         if self._runner is not None:
             self._runner.observe(commit)
 
