@@ -78,7 +78,7 @@ def test_passes_that_enter_a_chunk_count_in_their_share(world):
     world.entry = 6.0
     stage, drafting = ScriptedStage(world), lambda passage: nullcontext(lambda: None)
     passage = Passage(prompt=PROMPT, output=tuple(map(text, range(12, 43))))
-    readings = calibrate(stage, [passage, passage], [1, 2, 5, 9], 12, 0, drafting)
+    readings = calibrate(stage, [passage, passage], [1, 2, 5, 9], (), 12, 0, drafting)
     assert readings.step_ms == pytest.approx(10 + 6 / 32, abs=0.1)
     for rows, ms in readings.verify_curve.points.items():
         assert ms == pytest.approx(10 + 0.1 * (rows - 1) + 6 * rows / 32, abs=0.4)

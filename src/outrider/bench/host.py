@@ -1,0 +1,107 @@
+"""What a round does around its pass, by drafts: whole rounds of a drafter that knows the text.
+
+The engine runs them as it runs real ones, for an output that is known, so drafts are as often right
+as is wanted. What passes, rollbacks and proposals do not account for is the host's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Protocol
+
+from outrider.bench.costs import Curve
+from outrider.bench.leg import GREEDY, PLAIN, SPECULATIVE, Clock, Leg, follow
+from outrider.bench.replay import Passage
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import OFF, Generation, Prepared, Speculation
+from outrider.sampling.params import SamplingParams
+
+TOKENS = 48
+"""Decoded in a leg at most."""
+MANY = 8
+"""Most drafts of rounds that are measured: the host's work grows evenly with them."""
+
+
+class Begins(Protocol):
+    """An engine that runs requests as they were prepared."""
+
+    @property
+    def speculation(self) -> Speculation: ...
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        ignore_eos: bool = False,
+        method: str | None = None,
+    ) -> Prepared: ...
+    def begin(self, request: Prepared) -> Generation: ...
+
+
+def beyond_steps(
+    engine: Begins, passages: Sequence[Passage], needs: Needs, clock: Clock, repeats: int
+) -> Curve:
+    """What the host takes more in a round than in a plain step, by drafts, in plain steps.
+
+    Hidden states are handed over as `needs` says: whoever drafts in their place reads them.
+    """
+    found: dict[int, list[float]] = {}
+    most = min(MANY, engine.speculation.windows.width - 1)
+    for passage in [*passages] * repeats:
+        plain = _leg(engine, passage, needs, 0, clock)
+        for drafts in {1, most}:
+            more = _host(_leg(engine, passage, needs, drafts, clock)) - _host(plain)
+            found.setdefault(drafts, []).append(more / (plain.ms / plain.timed))
+    return Curve({0: 0.0} | {drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
+
+
+def _leg(engine: Begins, passage: Passage, needs: Needs, drafts: int, clock: Clock) -> Leg:
+    """The passage again, in rounds of so many drafts; none are plain steps."""
+    request = engine.prepare(
+        passage.prompt,
+        sampling=GREEDY,
+        max_tokens=min(len(passage.output), TOKENS),
+        ignore_eos=True,
+        method=None if drafts else OFF,
+    )
+    if drafts:
+        known = replace(
+            request.speculation,
+            drafter=lambda *_: Knowing(passage, needs),
+            budget=lambda: FixedBudget(drafts),
+        )
+        request = replace(request, speculation=known)
+    return follow(engine.begin(request), SPECULATIVE if drafts else PLAIN, clock)
+
+
+def _host(leg: Leg) -> float:
+    """Milliseconds of a round that are no other part's."""
+    assert leg.counters is not None
+    spent = leg.counters.draft_ms + leg.counters.verify_ms + leg.counters.rollback_ms
+    return (leg.ms - spent) / max(leg.counters.windows_judged, 1)
+
+
+@dataclass(slots=True)
+class Knowing:
+    """A drafter that reads on in a passage; of its drafts one more is right each time, or none."""
+
+    passage: Passage
+    needs: Needs
+    right: int = 0
+    name: str = "known"
+
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        place = len(context) - len(self.passage.prompt)
+        tokens = list(self.passage.output[place : place + budget])
+        self.right = (self.right + 1) % (budget + 1)
+        if self.right < len(tokens):
+            tokens[self.right] = int(not tokens[self.right])
+        return Draft(tokens=tuple(tokens), source=self.name) if tokens else None
+
+    def observe(self, commit: Commit) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
