@@ -33,6 +33,8 @@ SPAN = 64
 to where it began."""
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, modulo 1, fill any number of places evenly."""
+Drafting = Callable[[Passage], AbstractContextManager[Callable[[], object]]]
+"""For a passage, what has the drafter propose there."""
 OUTLIER = 1.5
 """A pass that takes more than so many times the median was interrupted, and counts as that much."""
 
@@ -75,7 +77,7 @@ def calibrate(
     taps: Sequence[int],
     repeats: int,
     seed: int,
-    drafting: Callable[[Passage], AbstractContextManager[Callable[[], object]]],
+    drafting: Drafting,
 ) -> Readings:
     """Measure passes of each number of `rows` about the middle of each passage's output.
 
@@ -112,6 +114,7 @@ def _measure(
     into: Readings,
 ) -> None:
     """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
+    stepping.walk(1)  # So that the one behind it finds what plain decoding would.
     step = stepping.walk(1)
     into.step.append(step)
     into.before.setdefault(rows, []).append(step)

@@ -1,14 +1,16 @@
 """What a round does around its pass, by drafts: whole rounds of a drafter that knows the text.
 
 The engine runs them as it runs real ones, for an output that is known, so drafts are as often right
-as is wanted. What passes, rollbacks and proposals do not account for is the host's.
+as is wanted. The real drafter proposes too, in vain: it leaves nothing of the engine in the
+processor's caches. What passes, rollbacks and proposals do not account for is the host's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
+from outrider.bench.calibration import Drafting
 from outrider.bench.costs import Curve
 from outrider.bench.leg import GREEDY, PLAIN, SPECULATIVE, Clock, Leg, follow
 from outrider.bench.replay import Passage
@@ -17,7 +19,7 @@ from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import OFF, Generation, Prepared, Speculation
 from outrider.sampling.params import SamplingParams
 
-TOKENS = 48
+TOKENS = 32
 """Decoded in a leg at most."""
 MANY = 8
 """Most drafts of rounds that are measured: the host's work grows evenly with them."""
@@ -41,39 +43,49 @@ class Begins(Protocol):
 
 
 def beyond_steps(
-    engine: Begins, passages: Sequence[Passage], needs: Needs, clock: Clock, repeats: int
+    engine: Begins,
+    passages: Sequence[Passage],
+    needs: Needs,
+    clock: Clock,
+    repeats: int,
+    drafting: Drafting,
 ) -> Curve:
     """What the host takes more in a round than in a plain step, by drafts, in plain steps.
 
-    Hidden states are handed over as `needs` says: whoever drafts in their place reads them.
+    `needs` are those of the drafter, and `drafting` gives what has it propose.
     """
     found: dict[int, list[float]] = {}
     most = min(MANY, engine.speculation.windows.width - 1)
-    for passage in [*passages] * repeats:
-        plain = _leg(engine, passage, needs, 0, clock)
-        for drafts in {1, most}:
-            more = _host(_leg(engine, passage, needs, drafts, clock)) - _host(plain)
-            found.setdefault(drafts, []).append(more / (plain.ms / plain.timed))
-    return Curve({0: 0.0} | {drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
+    for passage in passages:
+        with drafting(passage) as draft:
+            for _ in range(repeats):
+                plain = _leg(engine, passage, None, 0, clock)
+                for drafts in {0, 1, most}:
+                    known = Knowing(passage, needs, drafts, draft)
+                    more = _host(_leg(engine, passage, known, drafts, clock)) - _host(plain)
+                    found.setdefault(drafts, []).append(more / (plain.ms / plain.timed))
+    return Curve({drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
 
 
-def _leg(engine: Begins, passage: Passage, needs: Needs, drafts: int, clock: Clock) -> Leg:
-    """The passage again, in rounds of so many drafts; none are plain steps."""
+def _leg(
+    engine: Begins, passage: Passage, known: "Knowing | None", drafts: int, clock: Clock
+) -> Leg:
+    """The passage again, in rounds or, where nothing drafts, in plain steps."""
     request = engine.prepare(
         passage.prompt,
         sampling=GREEDY,
         max_tokens=min(len(passage.output), TOKENS),
         ignore_eos=True,
-        method=None if drafts else OFF,
+        method=None if known else OFF,
     )
-    if drafts:
-        known = replace(
+    if known:
+        speculation = replace(
             request.speculation,
-            drafter=lambda *_: Knowing(passage, needs),
-            budget=lambda: FixedBudget(drafts),
+            drafter=lambda *_: known,
+            budget=lambda: FixedBudget(max(drafts, 1)),
         )
-        request = replace(request, speculation=known)
-    return follow(engine.begin(request), SPECULATIVE if drafts else PLAIN, clock)
+        request = replace(request, speculation=speculation)
+    return follow(engine.begin(request), SPECULATIVE if known else PLAIN, clock)
 
 
 def _host(leg: Leg) -> float:
@@ -85,16 +97,20 @@ def _host(leg: Leg) -> float:
 
 @dataclass(slots=True)
 class Knowing:
-    """A drafter that reads on in a passage; of its drafts one more is right each time, or none."""
+    """A drafter that reads up to `most` tokens on in a passage, behind a `draft` in vain; of them
+    one more is right each time, or none."""
 
     passage: Passage
     needs: Needs
+    most: int
+    draft: Callable[[], object]
     right: int = 0
     name: str = "known"
 
     def propose(self, context: Context, budget: int) -> Draft | None:
+        self.draft()
         place = len(context) - len(self.passage.prompt)
-        tokens = list(self.passage.output[place : place + budget])
+        tokens = list(self.passage.output[place : place + min(budget, self.most)])
         self.right = (self.right + 1) % (budget + 1)
         if self.right < len(tokens):
             tokens[self.right] = int(not tokens[self.right])

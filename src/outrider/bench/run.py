@@ -1,6 +1,7 @@
 """A whole benchmark: gates, legs, calibration, prediction, verdict."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -241,6 +242,10 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
     read = partial(read_taps, engine.stage)
     make = partial(factory, GREEDY, FixedBudget(width))
     needs = _needs(make)
+
+    def drafting(passage: Passage) -> AbstractContextManager[Callable[[], object]]:
+        return proposing(make, passage, min(DRAFTS, width - 1), read)
+
     readings = calibrate(
         engine.stage,
         passages,
@@ -248,7 +253,7 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
         needs.taps,
         settings.calibration_repeats,
         settings.seed,
-        lambda passage: proposing(make, passage, min(DRAFTS, width - 1), read),
+        drafting,
     )
     tools.progress("replaying drafters", 0, 1)
     verify = readings.verify_curve
@@ -262,7 +267,8 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
         lambda passage: passes_beside(engine.stage, passage, needs.taps, verify),
     )
     draft, opening = draft_costs(list(walks.values()))
-    beyond = beyond_steps(engine, passages, needs, tools.clock, settings.calibration_repeats)
+    repeats = settings.calibration_repeats // 2
+    beyond = beyond_steps(engine, passages, needs, tools.clock, repeats, drafting)
     host = host_share(run.cases) * readings.step_ms
     costs = Costs(
         step=readings.step_ms,
