@@ -114,7 +114,6 @@ def _measure(
     into: Readings,
 ) -> None:
     """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
-    stepping.walk(1)  # So that the one behind it finds what plain decoding would.
     step = stepping.walk(1)
     into.step.append(step)
     into.before.setdefault(rows, []).append(step)

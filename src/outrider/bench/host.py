@@ -55,21 +55,25 @@ def beyond_steps(
     `needs` are those of the drafter, and `drafting` gives what has it propose.
     """
     found: dict[int, list[float]] = {}
-    most = min(MANY, engine.speculation.windows.width - 1)
+    counts = sorted({1, min(MANY, engine.speculation.windows.width - 1)})
     for passage in passages:
         with drafting(passage) as draft:
             for _ in range(repeats):
-                plain = _leg(engine, passage, None, 0, clock)
-                for drafts in {0, 1, most}:
-                    known = Knowing(passage, needs, drafts, draft)
-                    more = _host(_leg(engine, passage, known, drafts, clock)) - _host(plain)
-                    found.setdefault(drafts, []).append(more / (plain.ms / plain.timed))
+                plain = _leg(engine, passage, None, clock)
+                silent, *legs = (
+                    _leg(engine, passage, Knowing(passage, needs, drafts, draft), clock)
+                    for drafts in (0, *counts)
+                )
+                step = plain.ms / plain.timed
+                start = _host(silent) - _host(plain)
+                found.setdefault(0, []).append(start / step)
+                for drafts, leg in zip(counts, legs, strict=True):
+                    more = (_host(leg) - _host(silent)) * _scale(leg, drafts)
+                    found.setdefault(drafts, []).append((start + more) / step)
     return Curve({drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
 
 
-def _leg(
-    engine: Begins, passage: Passage, known: "Knowing | None", drafts: int, clock: Clock
-) -> Leg:
+def _leg(engine: Begins, passage: Passage, known: "Knowing | None", clock: Clock) -> Leg:
     """The passage again, in rounds or, where nothing drafts, in plain steps."""
     request = engine.prepare(
         passage.prompt,
@@ -82,7 +86,7 @@ def _leg(
         speculation = replace(
             request.speculation,
             drafter=lambda *_: known,
-            budget=lambda: FixedBudget(max(drafts, 1)),
+            budget=lambda: FixedBudget(max(known.most, 1)),
         )
         request = replace(request, speculation=speculation)
     return follow(engine.begin(request), SPECULATIVE if known else PLAIN, clock)
@@ -93,6 +97,12 @@ def _host(leg: Leg) -> float:
     assert leg.counters is not None
     spent = leg.counters.draft_ms + leg.counters.verify_ms + leg.counters.rollback_ms
     return (leg.ms - spent) / max(leg.counters.windows_judged, 1)
+
+
+def _scale(leg: Leg, drafts: int) -> float:
+    """What rounds of so many drafts would have had of them to what these had: an output ends."""
+    assert leg.counters is not None
+    return drafts * leg.counters.windows_judged / max(leg.counters.verified, 1)
 
 
 @dataclass(slots=True)
