@@ -31,6 +31,9 @@ PREFILL_ROWS = 256
 SPAN = 64
 """Places that contexts are spread over, a multiple of the grid; and steps before a session returns
 to where it began."""
+LEAD = 2
+"""Plain steps before the one that counts, which finds in the caches what plain decoding would; in
+all an odd number of steps, so that in turn each place of the grid counts."""
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, modulo 1, fill any number of places evenly."""
 Drafting = Callable[[Passage], AbstractContextManager[Callable[[], object]]]
@@ -114,6 +117,8 @@ def _measure(
     into: Readings,
 ) -> None:
     """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
+    for _ in range(LEAD):
+        stepping.walk(1)
     step = stepping.walk(1)
     into.step.append(step)
     into.before.setdefault(rows, []).append(step)
