@@ -123,6 +123,8 @@ def _measure(
     into.step.append(step)
     into.before.setdefault(rows, []).append(step)
     if rows > 1:
+        verifying.look(0, rows)  # Its state is in the caches then, as behind a round before.
+        verifying.rewind()
         draft()
     into.verify.setdefault(rows, []).append(verifying.look(0, rows).verify_ms)
     if kept < rows:
