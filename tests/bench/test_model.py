@@ -52,6 +52,12 @@ def test_a_round_is_priced_by_its_parts():
     assert said.speedup == pytest.approx(3 / said.units)
 
 
+def test_drafts_are_charged_to_the_host_by_their_number():
+    rounds = Rounds(emitted=9, prompts=1, by_drafts={4: 2, 0: 1}, by_kept={})
+    dear = replace(COSTS, beyond=Curve({0: 0.5, 4: 2.0}))
+    assert price(rounds, dear).host == pytest.approx(1.0 + (0.5 + 2 * 2.0) / 3)
+
+
 def test_the_first_proposal_of_a_prompt_is_charged_once():
     rounds = Rounds(emitted=9, prompts=2, by_drafts={4: 10}, by_kept={})
     dear = replace(COSTS, opening=20.0)

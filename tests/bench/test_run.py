@@ -74,11 +74,22 @@ def test_what_target_and_drafter_evict_from_the_caches_is_timed_cold(world):
     assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
 
 
+def test_what_the_host_does_for_drafts_is_predicted(world):
+    world.aside = 1.0
+    found = report(run(world, wrong=1))
+    assert found["model"]["host"] == pytest.approx(1.0, abs=0.01)
+    beyond = dict(found["model"]["host_beyond"])
+    assert beyond == pytest.approx({0: 0.0, 1: 1.0, 4: 4.0}, abs=0.01)
+    # Four drafts in most rounds, and fewer in the last ones of each prompt.
+    assert found["model"]["prediction"]["round"]["host"] == pytest.approx(4.7, abs=0.1)
+    assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
+
+
 def test_passes_that_enter_a_chunk_count_in_their_share(world):
     world.entry = 6.0
     stage, drafting = ScriptedStage(world), lambda passage: nullcontext(lambda: None)
     passage = Passage(prompt=PROMPT, output=tuple(map(text, range(12, 43))))
-    readings = calibrate(stage, [passage, passage], [1, 2, 5, 9], 12, 0, drafting)
+    readings = calibrate(stage, [passage, passage], [1, 2, 5, 9], (), 12, 0, drafting)
     assert readings.step_ms == pytest.approx(10 + 6 / 32, abs=0.1)
     for rows, ms in readings.verify_curve.points.items():
         assert ms == pytest.approx(10 + 0.1 * (rows - 1) + 6 * rows / 32, abs=0.4)

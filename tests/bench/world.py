@@ -24,8 +24,9 @@ def text(place: int) -> int:
 @dataclass
 class World:
     """Prices in ms; `cold` is what drafting takes more behind a pass of the target, and a pass
-    behind drafting; `entry` what a pass takes more that begins a chunk of 32; `drift` multiplies
-    every price after each leg-sized stretch of passes."""
+    behind drafting; `entry` what a pass takes more that begins a chunk of 32; `aside` what is done
+    for a row outside of its pass; `drift` multiplies every price after each leg-sized stretch of
+    passes."""
 
     row: float = 0.1
     step: float = 10.0
@@ -34,6 +35,7 @@ class World:
     entry: float = 0.0
     opening: float = 0.0
     back: float = 0.3
+    aside: float = 0.0
     drift_per_pass: float = 0.0
     now: float = 0.0
     passes: int = 0
@@ -84,6 +86,7 @@ class ScriptedStage:
         del self.lengths[session]
 
     def submit(self, window):
+        self.world.spend(self.world.aside * len(window.tokens))
         self.queue.append(window)
 
     def void(self, session, epoch):

@@ -141,7 +141,7 @@ def test_only_a_short_tail_is_decoded() -> None:
     writer = Detokenizer(Watched())
     for token in BYTES.encode("some text 東京 " * 40).ids:
         writer.push([token])
-    assert longest <= 8
+    assert longest <= 16
     for token in [BYTES.token_to_id(spell("東")[1])] * 200:
         writer.push([token])
     assert longest <= 40

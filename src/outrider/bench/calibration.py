@@ -31,8 +31,13 @@ PREFILL_ROWS = 256
 SPAN = 64
 """Places that contexts are spread over, a multiple of the grid; and steps before a session returns
 to where it began."""
+LEAD = 2
+"""Plain steps before the one that counts, which finds in the caches what plain decoding would; in
+all an odd number of steps, so that in turn each place of the grid counts."""
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, modulo 1, fill any number of places evenly."""
+Drafting = Callable[[Passage], AbstractContextManager[Callable[[], object]]]
+"""For a passage, what has the drafter propose there."""
 OUTLIER = 1.5
 """A pass that takes more than so many times the median was interrupted, and counts as that much."""
 
@@ -72,14 +77,16 @@ def calibrate(
     stage: Stage,
     passages: Sequence[Passage],
     rows: Sequence[int],
+    taps: Sequence[int],
     repeats: int,
     seed: int,
-    drafting: Callable[[Passage], AbstractContextManager[Callable[[], object]]],
+    drafting: Drafting,
 ) -> Readings:
     """Measure passes of each number of `rows` about the middle of each passage's output.
 
-    Each but plain steps is behind what `drafting` gives to call for a passage, a proposal: it
-    evicts the target's weights from the processor's caches.
+    Each but plain steps hands over hidden states as the drafter needs them, and is behind what
+    `drafting` gives to call for a passage, a proposal: it evicts the target's weights from the
+    processor's caches.
     """
     readings, rng = Readings(), random.Random(seed)
     for number, passage in enumerate(passages):
@@ -90,7 +97,7 @@ def calibrate(
             for repeat in range(repeats)
         )
         stepping = _Place(stage, STEPPING, passage, origin)
-        verifying = _Place(stage, VERIFYING, passage, origin)
+        verifying = _Place(stage, VERIFYING, passage, origin, taps)
         with drafting(passage) as draft:
             for place in places:
                 verifying.move_to(place)
@@ -110,10 +117,14 @@ def _measure(
     into: Readings,
 ) -> None:
     """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
+    for _ in range(LEAD):
+        stepping.walk(1)
     step = stepping.walk(1)
     into.step.append(step)
     into.before.setdefault(rows, []).append(step)
     if rows > 1:
+        verifying.look(0, rows)  # Its state is in the caches then, as behind a round before.
+        verifying.rewind()
         draft()
     into.verify.setdefault(rows, []).append(verifying.look(0, rows).verify_ms)
     if kept < rows:
@@ -139,10 +150,12 @@ def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tenso
 
 
 @contextmanager
-def passes_beside(stage: Stage, passage: Passage, verify: Curve) -> Iterator[RunPass]:
+def passes_beside(
+    stage: Stage, passage: Passage, taps: Sequence[int], verify: Curve
+) -> Iterator[RunPass]:
     """What runs passes behind a passage's prompt, and sets each against its usual ms."""
     origin = max(min(len(passage.prompt), stage.max_length - SPAN - max(verify.points)), 1)
-    place = _Place(stage, STEPPING, passage, origin)
+    place = _Place(stage, STEPPING, passage, origin, taps)
     try:
         yield lambda rows: place.walk(rows) / verify.at(rows)
     finally:
@@ -152,8 +165,15 @@ def passes_beside(stage: Stage, passage: Passage, verify: Curve) -> Iterator[Run
 class _Place:
     """A session of a stage somewhere behind `origin`, on a passage's text."""
 
-    def __init__(self, stage: Stage, session: int, passage: Passage, origin: int) -> None:
-        self._stage, self._session, self._origin = stage, session, origin
+    def __init__(
+        self,
+        stage: Stage,
+        session: int,
+        passage: Passage,
+        origin: int,
+        taps: Sequence[int] = (),
+    ) -> None:
+        self._stage, self._session, self._origin, self._taps = stage, session, origin, taps
         # Where a stage cannot take back the token that an epoch began with.
         keeps = session == VERIFYING and not getattr(stage, "rewinds", True)
         self._keeper = cast(KeepingStage, stage) if keeps else None
@@ -163,7 +183,7 @@ class _Place:
 
     def _open(self) -> None:
         self._context = 0
-        self._stage.open(self._session, GREEDY, self._origin)
+        self._stage.open(self._session, GREEDY, self._origin, self._taps)
         self.move_to(self._origin)
 
     def move_to(self, context: int) -> None:
@@ -184,9 +204,9 @@ class _Place:
             seen = [self._tokens[place % size] for place in range(before)]
             self.close()
             if before:
-                self._keeper.open_kept(self._session, GREEDY, seen, KEPT)
+                self._keeper.open_kept(self._session, GREEDY, seen, KEPT, self._taps)
             else:
-                self._stage.open(self._session, GREEDY, self._origin)
+                self._stage.open(self._session, GREEDY, self._origin, self._taps)
             self._run(before, 1, floor=self._context, wanted=0)
 
     def walk(self, rows: int) -> float:

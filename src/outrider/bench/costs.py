@@ -37,8 +37,9 @@ class Costs:
 
     verify: a pass of n rows. draft: one proposal that found j drafts, its upkeep included.
     rollback: taking rows back so that n of the window stay. step: the pass of plain decoding.
-    host: what a step takes beyond its pass. opening: what the first proposal of a prompt takes
-    beyond the others (a draft model reads the prompt then).
+    host: what a step takes beyond its pass. beyond: what a round with n drafts takes there beyond
+    a step. opening: what the first proposal of a prompt takes beyond the others (a draft model
+    reads the prompt then).
     """
 
     step: float
@@ -46,6 +47,7 @@ class Costs:
     verify: Curve
     draft: Curve
     rollback: Curve
+    beyond: Curve = Curve({})
     opening: float = 0.0
 
     @property
@@ -114,12 +116,13 @@ def price(rounds: Rounds, costs: Costs) -> RoundCost:
     drafted = sum(costs.draft.at(n) * times for n, times in rounds.by_drafts.items())
     drafted += costs.opening * rounds.prompts
     verified = sum(_pass(costs, n) * times for n, times in rounds.by_drafts.items())
+    beyond = sum(costs.beyond.at(n) * times for n, times in rounds.by_drafts.items())
     returned = sum(costs.rollback.at(n) * times for n, times in rounds.by_kept.items())
     return RoundCost(
         draft=drafted / count,
         verify=verified / count,
         rollback=returned / count,
-        host=costs.host,
+        host=costs.host + beyond / count,
     )
 
 

@@ -77,6 +77,11 @@ def run_leg(engine: Generates, prompt: Sequence[int], count: int, kind: str, clo
         ignore_eos=True,
         method="off" if kind == PLAIN else None,
     )
+    return follow(generation, kind, clock)
+
+
+def follow(generation: Running, kind: str, clock: Clock) -> Leg:
+    """Run a request to its end, timing its pieces."""
     tokens: list[int] = []
     arrivals: list[tuple[int, float]] = []
     for piece in generation:

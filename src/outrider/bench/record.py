@@ -217,6 +217,7 @@ def _model(run: Measured, found: Calibrated) -> Record:
     return {
         "plain_step": found.costs.plain,
         "host": found.costs.host,
+        "host_beyond": _points(found.costs.beyond),
         "opening": found.costs.opening,
         "verify": _points(found.costs.verify),
         "draft": _points(found.costs.draft),

@@ -1,13 +1,15 @@
 """A whole benchmark: gates, legs, calibration, prediction, verdict."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from outrider.bench import gates as gate
 from outrider.bench.calibration import Readings, calibrate, passes_beside, read_taps
-from outrider.bench.costs import Costs, rounds_of
+from outrider.bench.costs import Costs, Curve, rounds_of
+from outrider.bench.host import Begins, beyond_steps
 from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
 from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
 from outrider.bench.peers import Peer
@@ -17,6 +19,8 @@ from outrider.bench.stats import Estimate, Timed, estimate, speedup
 from outrider.bench.text import refuse_random
 from outrider.bench.verdict import Evidence, Verdict, judge
 from outrider.bench.workload import Workload
+from outrider.core_types import Needs
+from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Speculation
 from outrider.errors import ConfigError, RequestError
@@ -59,13 +63,11 @@ class Settings:
         )
 
 
-class Subject(Generates, Protocol):
+class Subject(Generates, Begins, Protocol):
     """What is measured: the engine's facade."""
 
     @property
     def stage(self) -> Stage: ...
-    @property
-    def speculation(self) -> Speculation: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,13 +241,19 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
     assert factory is not None
     read = partial(read_taps, engine.stage)
     make = partial(factory, GREEDY, FixedBudget(width))
+    needs = _needs(make)
+
+    def drafting(passage: Passage) -> AbstractContextManager[Callable[[], object]]:
+        return proposing(make, passage, min(DRAFTS, width - 1), read)
+
     readings = calibrate(
         engine.stage,
         passages,
         rows,
+        needs.taps,
         settings.calibration_repeats,
         settings.seed,
-        lambda passage: proposing(make, passage, min(DRAFTS, width - 1), read),
+        drafting,
     )
     tools.progress("replaying drafters", 0, 1)
     verify = readings.verify_curve
@@ -256,12 +264,16 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
         tools.clock,
         settings.walk_rounds,
         read,
-        lambda passage: passes_beside(engine.stage, passage, verify),
+        lambda passage: passes_beside(engine.stage, passage, needs.taps, verify),
     )
     draft, opening = draft_costs(list(walks.values()))
+    repeats = settings.calibration_repeats // 2
+    beyond = beyond_steps(engine, passages, needs, tools.clock, repeats, drafting)
+    host = host_share(run.cases) * readings.step_ms
     costs = Costs(
         step=readings.step_ms,
-        host=host_share(run.cases) * readings.step_ms,
+        host=host,
+        beyond=Curve({n: more * (readings.step_ms + host) for n, more in beyond.points.items()}),
         verify=verify,
         draft=draft,
         rollback=readings.rollback_curve,
@@ -276,6 +288,12 @@ def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
         sweep=points,
         best=best(points),
     )
+
+
+def _needs(make: Callable[[], Drafter]) -> Needs:
+    drafter = make()
+    drafter.close()
+    return drafter.needs
 
 
 def _passage(case: Case) -> Passage:

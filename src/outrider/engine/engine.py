@@ -368,9 +368,10 @@ class Engine:
     def step(self, prompt_rows: int = PREFILL_ROWS) -> None:
         """Move every running request forward by one pass; prompts get `prompt_rows` rows of it."""
         step(self._sessions, self.stage, prompt_rows)
-        for session in self._sessions.values():
-            if self.prefixes and session.prefilled == session.keep_at > 0:
-                self.prefixes.keep(session)
+        if self.prefixes:
+            for session in self._sessions.values():
+                if session.prefilled == session.keep_at > 0:
+                    self.prefixes.keep(session)
 
     @property
     def decoding(self) -> bool:

@@ -189,11 +189,14 @@ def _refill(session: Session) -> bool:
     Returns whether it had something.
     """
     ledger, drafter = session.ledger, session.drafter
-    wanted = min(session.budget.choose(), ledger.draft_room) - ledger.queued
+    wanted = session.budget.choose()
+    if drafter is None or wanted < 1:
+        return False
     suffix = ledger.suffix
     # The last token of an epoch is the target's own, so one fewer than remain can be drafts.
+    wanted = min(wanted, ledger.draft_room) - ledger.queued
     wanted = min(wanted, session.remaining - 1 - len(suffix))
-    if drafter is None or wanted < 1:
+    if wanted < 1:
         return False
     began = time.perf_counter()
     draft = drafter.propose(Context(session.tokens, suffix), wanted)
@@ -321,7 +324,7 @@ def _features(reply: Reply, rows: int | None = None) -> Tensor:
             f"the reply to window {reply.id} has no hidden states, but the drafter reads them; "
             "use a stage that hands them over, or a method that needs none."
         )
-    return reply.taps[:rows]
+    return reply.taps if rows in (None, reply.taps.shape[0]) else reply.taps[:rows]
 
 
 def _observe(session: Session, verdict: Verdict, position: int, reply: Reply) -> None:

@@ -16,6 +16,8 @@ from outrider.errors import RequestError
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _MAX_UNFINISHED = 3
 """A character has at most 4 bytes, so 3 of them at most can still become one."""
+_SHORT_TAIL = 12
+"""No more ids than this are decoded again and again rather than cut: that takes a decoding too."""
 _MAX_TAIL = 32
 """More ids than this without a clean boundary are no text: all but the last marks are final."""
 
@@ -96,9 +98,10 @@ class Detokenizer:
 
     def _forget(self) -> None:
         """At a clean boundary, keep the ids since the one before: the next decoding's start."""
-        self._tail = self._tail[self._boundary :]
+        if len(self._tail) > _SHORT_TAIL:
+            self._tail = self._tail[self._boundary :]
+            self._sent = self._decode(self._tail)
         self._boundary = len(self._tail)
-        self._sent = self._decode(self._tail)
 
     def _let_go(self) -> None:
         self._tail = self._tail[-_MAX_TAIL // 2 :]

@@ -11,6 +11,7 @@ acknowledgement is awaited, because a window's `start` tells the stage where to 
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 
 from outrider.errors import StageError
 
@@ -66,9 +67,11 @@ class Ledger:
     depth: int = 1
     runahead: int | None = None
     epoch: int = 0
+    live: int = 0  # windows in flight of the current epoch
     _next_id: int = 0
     _flights: deque[Issued] = field(default_factory=deque)
-    _queue: deque[tuple[int, str]] = field(default_factory=deque)
+    _queue: list[int] = field(default_factory=list)
+    _sources: list[str] = field(default_factory=list)  # of what is queued
     _end: int | None = None  # position behind the newest live row; None: the epoch has not begun
 
     @property
@@ -80,11 +83,6 @@ class Ledger:
     def runs_ahead(self) -> bool:
         """Whether a window may be issued behind one in flight."""
         return self.depth > 1 or self.runahead is not None
-
-    @property
-    def live(self) -> int:
-        """Windows in flight of the current epoch."""
-        return sum(flight.epoch == self.epoch for flight in self._flights)
 
     @property
     def in_flight(self) -> int:
@@ -99,18 +97,13 @@ class Ledger:
     @property
     def suffix(self) -> list[int]:
         """The optimistic suffix: drafts of the epoch in flight, then queued ones."""
-        flying = [
-            token
-            for flight in self._flights
-            if flight.epoch == self.epoch
-            for token in flight.drafts
-        ]
-        return flying + [token for token, _ in self._queue]
+        live = (flight for flight in self._flights if flight.epoch == self.epoch)
+        return [*chain.from_iterable(flight.drafts for flight in live), *self._queue]
 
     @property
     def row_room(self) -> int:
         """Rows that the next window may have; 0 where none may be issued now."""
-        if self.in_flight >= MAX_IN_FLIGHT:
+        if len(self._flights) >= MAX_IN_FLIGHT:
             return 0
         if self.runahead is None:
             return self.width if self.live < self.depth else 0
@@ -124,27 +117,30 @@ class Ledger:
 
     def offer(self, tokens: tuple[int, ...], source: str) -> None:
         """Queue drafts that follow the optimistic suffix."""
-        self._queue.extend((token, source) for token in tokens)
+        self._queue += tokens
+        self._sources += [source] * len(tokens)
 
     def issue(self, pending: int) -> Issued:
         """The next window: the pending token first if it opens the epoch, then queued drafts."""
         room, opens = self.row_room, not self.begun
         if room == 0 or (self.begun and not self._queue):
             raise StageError("no window can be issued now: nothing to send or no room for it.")
-        taken = [self._queue.popleft() for _ in range(min(room - opens, len(self._queue)))]
-        tokens = tuple(token for token, _ in taken)
+        tokens = tuple(self._queue[: room - opens])
+        sources = tuple(self._sources[: len(tokens)])
+        del self._queue[: len(tokens)], self._sources[: len(tokens)]
         start = self.length - 1 if self._end is None else self._end
         issued = Issued(
             self._next_id,
             self.epoch,
             start,
             (pending, *tokens) if opens else tokens,
-            tuple(source for _, source in taken),
+            sources,
             opens,
         )
         self._next_id += 1
         self._end = start + len(issued.tokens)
         self._flights.append(issued)
+        self.live += 1
         return issued
 
     def judge(self, window_id: int, replied: tuple[int, ...]) -> Verdict:
@@ -155,6 +151,7 @@ class Ledger:
         window = self._flights.popleft()
         if window.epoch != self.epoch:
             return Verdict(stale=True)
+        self.live -= 1
         if len(replied) != len(window.tokens):
             raise StageError(
                 f"window {window_id} has {len(window.tokens)} rows, its reply {len(replied)}."
@@ -188,12 +185,13 @@ class Ledger:
         """The first draft that depends on the window just answered."""
         if self._flights:
             return self._flights[0].tokens[0]
-        return self._queue[0][0] if self._queue else None
+        return self._queue[0] if self._queue else None
 
     def _close_epoch(self) -> int:
-        voided = self.live
+        voided, self.live = self.live, 0
         self.epoch += 1
         self._queue.clear()
+        self._sources.clear()
         self._end = None
         return voided
 

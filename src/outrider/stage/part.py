@@ -128,9 +128,15 @@ class Part:
     @torch.inference_mode()
     def run(self) -> list[Frame]:
         """Run what is oldest in each session; its frames for the next stage, or picked."""
-        due = [(slot, slot.queue.popleft()) for slot in self._slots.values() if slot.queue]
-        passed = [replace(f, hidden=None, skipped=True) for slot, f in due if slot.is_stale(f)]
-        live = [(slot, frame) for slot, frame in due if not slot.is_stale(frame)]
+        passed, live = list[Frame](), Live()
+        for slot in self._slots.values():
+            if not slot.queue:
+                continue
+            frame = slot.queue.popleft()
+            if slot.is_stale(frame):
+                passed.append(replace(frame, hidden=None, skipped=True))
+            else:
+                live.append((slot, frame))
         return passed + (self._run(live) if live else [])
 
     def _run(self, live: Live) -> list[Frame]:
@@ -151,11 +157,11 @@ class Part:
         elapsed = (time.perf_counter() - began) * 1e3
         sizes = [span.rows for span in spans]
         decoded = [len(f.window.tokens) for _, f in live if not f.window.is_prompt]
-        ahead = hidden.split(sizes) if picked is None else None
-        tapped = taps.split(sizes) if taps is not None else None
+        ahead = _split(hidden, sizes) if picked is None else None
+        tapped = _split(taps, sizes) if taps is not None else None
         return [
-            replace(
-                frame,
+            Frame(
+                window=frame.window,
                 hidden=ahead[index] if ahead else None,
                 taps=_beside(frame.taps, tapped[index] if tapped and slot.taps else None),
                 picked=picked[index] if picked else None,
@@ -240,6 +246,10 @@ class Part:
 def _rows(frame: Frame) -> Sequence[int] | Tensor:
     """What the rows of a frame start from, in case they must run again."""
     return frame.window.tokens if frame.hidden is None else frame.hidden
+
+
+def _split(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    return (rows,) if len(sizes) == 1 else rows.split(sizes)
 
 
 def _in_one_chunk(window: Window, chunk: int) -> bool:

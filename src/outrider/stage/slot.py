@@ -130,20 +130,23 @@ class Slot:
         state, replay = self.state, self.replay
         state.raise_floor(min(window.floor, state.length))
         replay.drop_below(window.floor)
+        if not self._needs_checkpoint(window):
+            return ()
         # What could not be taken back by now will not have to be: it began an epoch.
         low = max(window.floor, state.floor, state.restorable)
-        if not self._needs_checkpoint(window) or state.length <= low or replay.reaches(low):
+        if state.length <= low or replay.reaches(low):
             return ()
         state.settle(low)
         replay.checkpoints.append(state.checkpoint())
         return replay.rows[low - replay.first :]
 
     def _needs_checkpoint(self, window: Window) -> bool:
-        if window.end <= window.floor:
+        end = window.end
+        if end <= window.floor:
             return False
         # An epoch begins with the pending token, which is not a draft.
-        rows, certain = window.end - self.state.floor, int(window.opens_epoch)
-        return self.state.rollback(rows, certain) is Rollback.CHECKPOINT
+        way = self.state.rollback(end - self.state.floor, int(window.opens_epoch))
+        return way is Rollback.CHECKPOINT
 
     def prepare(self, window: Window, rows: Sequence[Row] | Tensor) -> bool:
         """Take a checkpoint if this window needs one; returns whether its rows count as revocable

@@ -83,25 +83,34 @@ class Counters:
     def propose(self, source: str, tokens: int) -> None:
         """Count `tokens` drafts offered by `source`."""
         self.proposed += tokens
-        self.by_source.setdefault(source, SourceCount()).proposed += tokens
+        self._of(source).proposed += tokens
+
+    def _of(self, source: str) -> SourceCount:
+        found = self.by_source.get(source)
+        if found is None:
+            found = self.by_source[source] = SourceCount()
+        return found
 
     def judge(self, sources: Sequence[str], accepted: int) -> None:
         """Count one judged window: who proposed each draft in it; the first `accepted` stay."""
         verified = len(sources)
         self.windows_judged += 1
+        if not verified:
+            return
         self.verified += verified
         self.accepted += accepted
         _count_prefix(self.verified_at, verified)
         _count_prefix(self.reached_at, min(accepted + 1, verified))
         _count_prefix(self.accepted_at, accepted)
         for place, source in enumerate(sources):
-            count = self.by_source.setdefault(source, SourceCount())
+            count = self._of(source)
             count.verified += 1
             count.accepted += place < accepted
 
     def occupy(self, in_flight: int, ms: float) -> None:
         """Count `ms` with `in_flight` windows in flight."""
-        self.occupancy_ms.extend([0.0] * (in_flight + 1 - len(self.occupancy_ms)))
+        if in_flight >= len(self.occupancy_ms):
+            self.occupancy_ms.extend([0.0] * (in_flight + 1 - len(self.occupancy_ms)))
         self.occupancy_ms[in_flight] += ms
 
     def roll_back(self, kind: str, ms: float) -> None:
@@ -129,7 +138,8 @@ class Counters:
 
 
 def _count_prefix(counts: list[int], length: int) -> None:
-    counts.extend([0] * (length - len(counts)))
+    if length > len(counts):
+        counts.extend([0] * (length - len(counts)))
     for position in range(length):
         counts[position] += 1
 

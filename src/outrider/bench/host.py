@@ -1,0 +1,133 @@
+"""What a round does around its pass, by drafts: whole rounds of a drafter that knows the text.
+
+The engine runs them as it runs real ones, for an output that is known, so drafts are as often right
+as is wanted. The real drafter proposes too, in vain: it leaves nothing of the engine in the
+processor's caches. What passes, rollbacks and proposals do not account for is the host's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Protocol
+
+from outrider.bench.calibration import Drafting
+from outrider.bench.costs import Curve
+from outrider.bench.leg import GREEDY, PLAIN, SPECULATIVE, Clock, Leg, follow
+from outrider.bench.replay import Passage
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import OFF, Generation, Prepared, Speculation
+from outrider.sampling.params import SamplingParams
+
+TOKENS = 32
+"""Decoded in a leg at most."""
+MANY = 8
+"""Most drafts of rounds that are measured: the host's work grows evenly with them."""
+
+
+class Begins(Protocol):
+    """An engine that runs requests as they were prepared."""
+
+    @property
+    def speculation(self) -> Speculation: ...
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        ignore_eos: bool = False,
+        method: str | None = None,
+    ) -> Prepared: ...
+    def begin(self, request: Prepared) -> Generation: ...
+
+
+def beyond_steps(
+    engine: Begins,
+    passages: Sequence[Passage],
+    needs: Needs,
+    clock: Clock,
+    repeats: int,
+    drafting: Drafting,
+) -> Curve:
+    """What the host takes more in a round than in a plain step, by drafts, in plain steps.
+
+    `needs` are those of the drafter, and `drafting` gives what has it propose.
+    """
+    found: dict[int, list[float]] = {}
+    counts = sorted({1, min(MANY, engine.speculation.windows.width - 1)})
+    for passage in passages:
+        with drafting(passage) as draft:
+            for _ in range(repeats):
+                plain = _leg(engine, passage, None, clock)
+                silent, *legs = (
+                    _leg(engine, passage, Knowing(passage, needs, drafts, draft), clock)
+                    for drafts in (0, *counts)
+                )
+                step = plain.ms / plain.timed
+                start = _host(silent) - _host(plain)
+                found.setdefault(0, []).append(start / step)
+                for drafts, leg in zip(counts, legs, strict=True):
+                    more = (_host(leg) - _host(silent)) * _scale(leg, drafts)
+                    found.setdefault(drafts, []).append((start + more) / step)
+    return Curve({drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
+
+
+def _leg(engine: Begins, passage: Passage, known: "Knowing | None", clock: Clock) -> Leg:
+    """The passage again, in rounds or, where nothing drafts, in plain steps."""
+    request = engine.prepare(
+        passage.prompt,
+        sampling=GREEDY,
+        max_tokens=min(len(passage.output), TOKENS),
+        ignore_eos=True,
+        method=None if known else OFF,
+    )
+    if known:
+        speculation = replace(
+            request.speculation,
+            drafter=lambda *_: known,
+            budget=lambda: FixedBudget(max(known.most, 1)),
+        )
+        request = replace(request, speculation=speculation)
+    return follow(engine.begin(request), SPECULATIVE if known else PLAIN, clock)
+
+
+def _host(leg: Leg) -> float:
+    """Milliseconds of a round that are no other part's."""
+    assert leg.counters is not None
+    spent = leg.counters.draft_ms + leg.counters.verify_ms + leg.counters.rollback_ms
+    return (leg.ms - spent) / max(leg.counters.windows_judged, 1)
+
+
+def _scale(leg: Leg, drafts: int) -> float:
+    """What rounds of so many drafts would have had of them to what these had: an output ends."""
+    assert leg.counters is not None
+    return drafts * leg.counters.windows_judged / max(leg.counters.verified, 1)
+
+
+@dataclass(slots=True)
+class Knowing:
+    """A drafter that reads up to `most` tokens on in a passage, behind a `draft` in vain; of them
+    one more is right each time, or none."""
+
+    passage: Passage
+    needs: Needs
+    most: int
+    draft: Callable[[], object]
+    right: int = 0
+    name: str = "known"
+
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        self.draft()
+        place = len(context) - len(self.passage.prompt)
+        tokens = list(self.passage.output[place : place + min(budget, self.most)])
+        self.right = (self.right + 1) % (budget + 1)
+        if self.right < len(tokens):
+            tokens[self.right] = int(not tokens[self.right])
+        return Draft(tokens=tuple(tokens), source=self.name) if tokens else None
+
+    def observe(self, commit: Commit) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
