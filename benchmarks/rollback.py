@@ -5,8 +5,8 @@
 Rounds of 8 rows of which 1 to 7 are kept, in turn with rounds of a second state that keeps all 8.
 Counted as rollback, wherever the time runs: settling, the copy before a window, restoring it and
 the pass over the kept rows (checkpoint). Folding the log into a base happens inside later passes,
-rejections or not; it is shown on its own where torch's kernels do it. Then bytes at one layer of Qwen3.5-27B's shape, from
-real tensor storage. The last line is one line of JSON.
+rejections or not; it is shown on its own where torch's kernels do it. Then bytes at one layer of
+Qwen3.5-27B's shape, from real tensor storage. The last line is one line of JSON.
 """
 
 import argparse
