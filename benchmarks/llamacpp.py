@@ -89,7 +89,8 @@ def run(row: Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     report = folder / "report.json"
     words = ["--backend", "llama.cpp", "--threads", str(options.threads)]
     words += [
-        *("--peer", "plain"),
+        "--peer",
+        "plain",
         "--peer",
         f"llama.cpp:n_max={options.drafts},size_m={MOST_COPIED}",
         "--workload",

@@ -8,7 +8,6 @@ processor's caches. What passes, rollbacks and proposals do not account for is t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Protocol
 
 from outrider.bench.calibration import Drafting
 from outrider.bench.costs import Curve
@@ -16,8 +15,7 @@ from outrider.bench.leg import GREEDY, PLAIN, SPECULATIVE, Clock, Leg, follow
 from outrider.bench.replay import Passage
 from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import OFF, Generation, Prepared, Speculation
-from outrider.sampling.params import SamplingParams
+from outrider.engine.engine import OFF, Engine
 
 TOKENS = 32
 """Decoded in a leg at most."""
@@ -25,25 +23,8 @@ MANY = 8
 """Most drafts of rounds that are measured: the host's work grows evenly with them."""
 
 
-class Begins(Protocol):
-    """An engine that runs requests as they were prepared."""
-
-    @property
-    def speculation(self) -> Speculation: ...
-    def prepare(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        ignore_eos: bool = False,
-        method: str | None = None,
-    ) -> Prepared: ...
-    def begin(self, request: Prepared) -> Generation: ...
-
-
 def beyond_steps(
-    engine: Begins,
+    engine: Engine,
     passages: Sequence[Passage],
     needs: Needs,
     clock: Clock,
@@ -73,7 +54,7 @@ def beyond_steps(
     return Curve({drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
 
 
-def _leg(engine: Begins, passage: Passage, known: "Knowing | None", clock: Clock) -> Leg:
+def _leg(engine: Engine, passage: Passage, known: "Knowing | None", clock: Clock) -> Leg:
     """The passage again, in rounds or, where nothing drafts, in plain steps."""
     request = engine.prepare(
         passage.prompt,

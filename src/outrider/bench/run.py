@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from outrider.bench import gates as gate
 from outrider.bench.calibration import Readings, calibrate, passes_beside, read_taps
 from outrider.bench.costs import Costs, Curve, rounds_of
-from outrider.bench.host import Begins, beyond_steps
+from outrider.bench.host import beyond_steps
 from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
 from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
 from outrider.bench.peers import Peer
@@ -22,9 +21,8 @@ from outrider.bench.workload import Workload
 from outrider.core_types import Needs
 from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import Speculation
+from outrider.engine.engine import Engine, Speculation
 from outrider.errors import ConfigError, RequestError
-from outrider.stage.base import Stage
 from outrider.telemetry.counters import Counters, acceptance_rate, merge
 
 ROWS = (*range(1, 10), 12, 16, 24, 32, 48, 64)
@@ -63,13 +61,6 @@ class Settings:
         )
 
 
-class Subject(Generates, Begins, Protocol):
-    """What is measured: the engine's facade."""
-
-    @property
-    def stage(self) -> Stage: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
     """Costs measured apart from the rounds, and what they predict."""
@@ -100,7 +91,7 @@ class Measured:
 
 
 def measure(
-    engine: Subject,
+    engine: Engine,
     encode: Callable[[str], Sequence[int]],
     workload: Workload,
     settings: Settings,
@@ -125,7 +116,7 @@ def measure(
 
 
 def _cases(
-    engine: Subject, encode: Callable[[str], Sequence[int]], run: Measured, tools: Tools
+    engine: Engine, encode: Callable[[str], Sequence[int]], run: Measured, tools: Tools
 ) -> list[Case]:
     settings, workload = run.settings, run.workload
     room = engine.stage.max_length - settings.tokens
@@ -148,7 +139,7 @@ def _cases(
     return cases
 
 
-def _output_gates(engine: Subject, cases: Sequence[Case]) -> list[gate.Gate]:
+def _output_gates(engine: Engine, cases: Sequence[Case]) -> list[gate.Gate]:
     """The gates on tokens and counters, over every leg that there is."""
     differences = [found for case in cases if (found := _difference(engine, case))]
     legs = [(leg.kind, case.count, len(leg.tokens)) for case in cases for leg in case.legs]
@@ -192,7 +183,7 @@ def _margin(engine: Generates, case: Case, place: int) -> float | None:
     return first - second
 
 
-def _time(engine: Subject, run: Measured, tools: Tools, peers: Sequence[Peer]) -> None:
+def _time(engine: Engine, run: Measured, tools: Tools, peers: Sequence[Peer]) -> None:
     """The timed part; gates are looked at again with all its legs."""
     settings = run.settings
     run.refused = run_brackets(
@@ -232,7 +223,7 @@ def _drafts(case: Case) -> list[tuple[int, int, int]]:
     return [(one.proposed, one.verified, one.accepted) for one in counters]
 
 
-def _calibrate(engine: Subject, run: Measured, tools: Tools) -> Calibrated:
+def _calibrate(engine: Engine, run: Measured, tools: Tools) -> Calibrated:
     settings, width = run.settings, engine.speculation.windows.width
     rows = [n for n in ROWS if n < width] + [width]
     tools.progress("calibrating passes", 0, 1)

@@ -125,6 +125,8 @@ def _measure(config: RunConfig, flags: BenchFlags, settings: "Settings") -> dict
 
 
 def _peers(config: RunConfig, names: Sequence[str]) -> "list[Peer]":
+    if not names:
+        return []
     from outrider.assemble.engine import Engine
     from outrider.bench import peers
 

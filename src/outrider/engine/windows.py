@@ -67,7 +67,6 @@ class Ledger:
     depth: int = 1
     runahead: int | None = None
     epoch: int = 0
-    live: int = 0  # windows in flight of the current epoch
     _next_id: int = 0
     _flights: deque[Issued] = field(default_factory=deque)
     _queue: list[int] = field(default_factory=list)
@@ -83,6 +82,11 @@ class Ledger:
     def runs_ahead(self) -> bool:
         """Whether a window may be issued behind one in flight."""
         return self.depth > 1 or self.runahead is not None
+
+    @property
+    def live(self) -> int:
+        """Windows in flight of the current epoch."""
+        return sum(flight.epoch == self.epoch for flight in self._flights)
 
     @property
     def in_flight(self) -> int:
@@ -140,7 +144,6 @@ class Ledger:
         self._next_id += 1
         self._end = start + len(issued.tokens)
         self._flights.append(issued)
-        self.live += 1
         return issued
 
     def judge(self, window_id: int, replied: tuple[int, ...]) -> Verdict:
@@ -151,7 +154,6 @@ class Ledger:
         window = self._flights.popleft()
         if window.epoch != self.epoch:
             return Verdict(stale=True)
-        self.live -= 1
         if len(replied) != len(window.tokens):
             raise StageError(
                 f"window {window_id} has {len(window.tokens)} rows, its reply {len(replied)}."
@@ -188,7 +190,7 @@ class Ledger:
         return self._queue[0] if self._queue else None
 
     def _close_epoch(self) -> int:
-        voided, self.live = self.live, 0
+        voided = self.live
         self.epoch += 1
         self._queue.clear()
         self._sources.clear()

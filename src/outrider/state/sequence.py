@@ -42,9 +42,6 @@ class SequenceState:
         self.length = 0
         self.floor = 0
         self._peak = 0
-        # Asked for in every round, and each is worked out anew by the spec.
-        self._chunk, self._slots, self._rows_back = spec.chunk, spec.slots, spec.row_capacity
-        self._way = rollback_for(spec, 0)
         self.attention = AttentionState(spec.attention, dtype, place) if spec.attention else None
         self.delta = DeltaState(spec, place) if spec.delta else None
 
@@ -72,8 +69,7 @@ class SequenceState:
     def rollback(self, rows_in_flight: int, certain: int = 0) -> Rollback:
         """Which way back applies when `rows_in_flight` rows above the floor may be rejected, but
         for the `certain` first of them."""
-        back = rows_in_flight <= self._rows_back
-        return self._way if back else rollback_for(self.spec, rows_in_flight)
+        return rollback_for(self.spec, rows_in_flight)
 
     def raise_floor(self, floor: int) -> None:
         """Declare positions below `floor` final; a floor never falls."""
@@ -86,10 +82,10 @@ class SequenceState:
         """The lowest length that `settle` can go back to."""
         if self.delta is None or self._peak == 0:
             return 0
-        newest = (self._peak - 1) // self._chunk
-        oldest = max(newest - self._slots + 1, 0)
-        in_log = oldest * self._chunk + 1 if oldest else 0
-        return max(in_log, self._peak - self._rows_back)
+        newest = (self._peak - 1) // self.spec.chunk
+        oldest = max(newest - self.spec.slots + 1, 0)
+        in_log = oldest * self.spec.chunk + 1 if oldest else 0
+        return max(in_log, self._peak - self.spec.row_capacity)
 
     def settle(self, length: int) -> None:
         """Keep the first `length` tokens; the rest never happened. Raises if it cannot."""
