@@ -16,12 +16,19 @@ from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3 import modeling_qwen3 as qwen
 
-from recipes.demo import readings, tokens, unroll
+from recipes.demo import readings, tokens
 
 MASK_ID = tokens.VOCABULARY - len(tokens.SPECIAL) + tokens.SPECIAL.index(tokens.MASK)
 ANCHORS = 192
 DECAY = 4.0
+# What a row counts even where those before it are wrong, and how much of a draft is greedy's.
+LEAST_WEIGHT = 0.3
+HARD_SHARE = 0.6
+# Anchors in front of text that is in no 8-gram seen before are drawn so much more often.
+FRESH_WEIGHT, GRAM = 4.0, 8
 RANK = 64
+# Blocks that share a copy of the context's keys.
+GROUP = 8
 TAPS = (1, 3, 5, 6)
 
 
@@ -91,19 +98,20 @@ class Attention(nn.Module):
         query = around.turn(query, slice(-count, None)).transpose(1, 2)
         key = around.turn(key, slice(None)).transpose(1, 2)
         value = self.v_proj(both).view(heads).transpose(1, 2)
+        query, key = query.to(value.dtype), key.to(value.dtype)
         out = F.scaled_dot_product_attention(
-            query.to(value.dtype),
-            key.to(value.dtype),
-            value,
-            attn_mask=around.mask,
-            enable_gqa=True,
+            *around.grouped(query, key, value), attn_mask=around.mask, enable_gqa=True
         )
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Rotary tables of context and rows [B, T + Q, width], and who sees whom [B, 1, Q, T + Q]."""
+    """Rotary tables of context and rows [B, T + Q, width], and who of a group sees whom.
+
+    The Q rows of a text are G groups of blocks, each with the context to itself, so that few of the
+    pairs are masked: `mask` is [B * G, 1, Q / G, T + Q / G].
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -112,6 +120,20 @@ class Surroundings:
     def turn(self, heads: torch.Tensor, part: slice) -> torch.Tensor:
         cos, sin = self.cos[:, part, None], self.sin[:, part, None]
         return heads * cos + qwen.rotate_half(heads) * sin
+
+    def grouped(self, query: torch.Tensor, *both: torch.Tensor) -> list[torch.Tensor]:
+        """Queries [B, heads, Q, width], keys and values [B, heads, T + Q, width], by group."""
+        rows, groups = self.mask.shape[2], len(self.mask) // len(query)
+
+        def split(part: torch.Tensor) -> torch.Tensor:
+            return part.unflatten(2, (groups, rows)).transpose(1, 2)
+
+        found = [split(query).flatten(0, 1)]
+        for part in both:
+            context, own = part.split([part.shape[2] - groups * rows, groups * rows], 2)
+            context = context[:, None].expand(-1, groups, -1, -1, -1)
+            found.append(torch.cat([context, split(own)], 3).flatten(0, 1))
+        return found
 
 
 class Layer(nn.Module):
@@ -131,12 +153,26 @@ class Layer(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """A low-rank correction of the logits by the token before."""
+    """A low-rank correction of the logits by the tokens before: DSpark's recurrent kind."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, width: int) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(tokens.VOCABULARY, rank)
         self.markov_w2 = nn.Linear(rank, tokens.VOCABULARY, bias=False)
+        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def forward(self, hidden: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
+        """Corrections [..., R, V] of rows with hidden states [..., R, H] and codes [..., R, r]."""
+        rank = code.shape[-1]
+        by_state, by_row = self.joint_proj.weight.split([rank, rank + hidden.shape[-1]], -1)
+        joined = torch.cat([code, hidden.to(code.dtype)], -1)
+        known = F.linear(joined, by_row, self.joint_proj.bias)
+        state, outputs = torch.zeros_like(code[..., 0, :]), []
+        for row in known.unbind(-2):
+            gate, candidate, output = (row + F.linear(state, by_state)).chunk(3, -1)
+            outputs.append(output.tanh())
+            state = torch.lerp(candidate.tanh(), state, gate.sigmoid())
+        return self.markov_w2(torch.stack(outputs, -2))
 
 
 class ConfidenceHead(nn.Module):
@@ -158,7 +194,7 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList([Layer(shape) for _ in range(shape.num_hidden_layers)])
         self.norm = qwen.Qwen3RMSNorm(size, eps)
         if layout.rank:
-            self.markov_head = MarkovHead(layout.rank)
+            self.markov_head = MarkovHead(layout.rank, size)
             self.confidence_head = ConfidenceHead(size + layout.rank)
         for parameter in self.parameters():
             if parameter.ndim == 2:
@@ -174,11 +210,25 @@ class Drafter(nn.Module):
         return self.norm(x)
 
 
+def is_fresh(ids: torch.Tensor) -> torch.Tensor:
+    """Which tokens of one row [T] are in no 8-gram that the row had before [T]."""
+    seen, fresh, row = set(), torch.ones(len(ids), dtype=torch.bool), ids.tolist()
+    for end in range(GRAM, len(row) + 1):
+        gram = tuple(row[end - GRAM : end])
+        if gram in seen:
+            fresh[end - GRAM : end] = False
+        seen.add(gram)
+    return fresh
+
+
 def draw_anchors(ids: torch.Tensor, drafts: int) -> torch.Tensor:
     """Anchor positions [B, A], late enough that most lie in what the target wrote itself."""
     rows, length = ids.shape
     low = length // 2 if length > 512 else length // 4
-    return torch.randint(low, length - drafts + 1, (rows, round(ANCHORS / rows)))
+    weight = torch.stack([is_fresh(row)[low + 1 :] for row in ids]) * (FRESH_WEIGHT - 1) + 1
+    places = weight[:, : length - drafts - low]
+    count = round(ANCHORS / rows)
+    return torch.multinomial(places, count, replacement=count > places.shape[1]) + low
 
 
 def visibility(anchors: torch.Tensor, length: int, size: int) -> torch.Tensor:
@@ -197,6 +247,8 @@ class Student(nn.Module):
     """
 
     own_share = 1.0
+    # Of code, edits and structured text: code is what is hard to guess.
+    shares = (0.6, 0.22, 0.18)
 
     def __init__(self, target: nn.Module, layout: Layout, work: Path) -> None:
         super().__init__()
@@ -225,44 +277,62 @@ class Student(nn.Module):
         places = torch.arange(ids.shape[1]).expand(batch, -1)
         places = torch.cat([places, (anchors[..., None] + torch.arange(size)).flatten(1)], 1)
         cos, sin = self.rotary(features, places)
-        around = Surroundings(cos, sin, visibility(anchors, ids.shape[1], size))
+        together = max(share for share in range(1, GROUP + 1) if count % share == 0)
+        mask = visibility(anchors.view(-1, together), ids.shape[1], size)
+        around = Surroundings(cos, sin, mask)
         embedded = self.target.model.embed_tokens(block.flatten(1))
         return self.block(embedded, features, around).view(batch, count, size, -1)
 
-    def losses(
-        self, ids: torch.Tensor, loss_of: unroll.Measure, agree_of: unroll.Measure
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss and accepted drafts of a whole block, per row [B]."""
         features, final = self.read(ids)
         anchors = draw_anchors(ids, self.layout.drafts)
-        hidden = self.rows(ids, features, anchors)[:, :, self.layout.first :]
+        hidden = self.rows(ids, features, anchors)
         places = anchors[..., None] + torch.arange(self.layout.drafts)
         row = torch.arange(len(ids))[:, None, None]
-        taught, before = self.target.lm_head(final[row, places]), ids[row, places]
-        guessed, confidence = self.guess(hidden, before)
-        loss = loss_of(guessed, taught)
+        taught = self.target.lm_head(final[row, places]).float()
+        guessed, confidence = self.guess(hidden, ids[row, places])
+        loss, kept = lesson(guessed.float(), taught)
         if confidence is not None:
-            distance = 0.5 * (guessed.float().softmax(-1) - taught.float().softmax(-1)).abs().sum(
-                -1
+            loss = loss + 0.5 * F.binary_cross_entropy_with_logits(
+                confidence.float(), kept, reduction="none"
             )
-            kept = F.binary_cross_entropy_with_logits(
-                confidence.float(), 1 - distance.detach(), reduction="none"
-            )
-            loss = 0.5 * loss + distance + 0.5 * kept
-        weight = torch.exp(-torch.arange(self.layout.drafts) / DECAY)
-        loss = (loss * weight / weight.sum()).sum(-1).mean(1)
-        run = agree_of(guessed, taught).long().cumprod(-1).sum(-1)
-        return loss, run.float().mean(1)
+        agree = guessed.argmax(-1) == taught.argmax(-1)
+        loss = (loss * self.weights(guessed.detach(), taught)).sum(-1).mean(1)
+        return loss, agree.long().cumprod(-1).sum(-1).float().mean(1)
+
+    def weights(self, guessed: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+        """What each row of a block counts [B, A, D]: a draft behind a wrong one is never used."""
+        steady = torch.exp(-torch.arange(self.layout.drafts) / DECAY)
+        right = guessed.float().softmax(-1).gather(-1, taught.argmax(-1, keepdim=True))
+        reached = right.squeeze(-1).cumprod(-1).roll(1, -1)
+        reached[..., 0] = 1.0
+        return (LEAST_WEIGHT * steady + (1 - LEAST_WEIGHT) * reached) / steady.sum()
 
     def guess(
         self, hidden: torch.Tensor, before: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [..., V] of rows [..., H] behind tokens [...]; confidence logits [...] or None."""
-        logits = self.target.lm_head(hidden)
+        """Logits [..., D, V] and confidence logits [..., D] or None, of blocks of hidden states
+        [..., R, H] whose drafts stand behind the tokens [..., D]."""
+        first = self.layout.first
+        drafts = hidden[..., first:, :]
+        logits = self.target.lm_head(drafts)
         if not self.layout.rank:
             return logits, None
         head = self.block.markov_head
         code = head.markov_w1(before)
-        joined = torch.cat([hidden, code.to(hidden.dtype)], -1)
+        joined = torch.cat([drafts, code.to(hidden.dtype)], -1)
         confidence = self.block.confidence_head.proj(joined).squeeze(-1)
-        return logits + head.markov_w2(code), confidence
+        # The recurrence runs over an unread row too, behind the same token as the first draft.
+        every = torch.cat([code[..., :first, :], code], -2)
+        return logits + head(hidden, every)[..., first:, :], confidence
+
+
+def lesson(guessed: torch.Tensor, taught: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss [...] of logits [..., V] on the target's distribution and its greedy token, and the
+    share of drafts that sampling would keep [...]."""
+    log_q, log_p = guessed.log_softmax(-1), taught.log_softmax(-1)
+    soft = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1)
+    hard = -log_q.gather(-1, taught.argmax(-1, keepdim=True)).squeeze(-1)
+    kept = torch.minimum(log_q.detach(), log_p).exp().sum(-1).clamp(max=1.0)
+    return (1 - HARD_SHARE) * soft + HARD_SHARE * hard, kept

@@ -91,14 +91,6 @@ class EagleStudent(eagle3.Student):
         return self.losses(ids, self.eagle.kept)
 
 
-class BlockStudent(block.Student):
-    """A block drafter in training."""
-
-    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss and accepted drafts of a whole block, per row [B]."""
-        return self.losses(ids, divergence, agreement)
-
-
 class DraftStudent(nn.Module):
     """The draft model in training; random chunks to repeat teach it to copy."""
 
@@ -124,19 +116,21 @@ def student(name: str, work: Path) -> nn.Module:
     if name == "eagle3":
         return EagleStudent(target, eagle3.vocabulary(work), work)
     if name in block.LAYOUTS:
-        return BlockStudent(target, block.LAYOUTS[name], work)
+        return block.Student(target, block.LAYOUTS[name], work)
     return MtpStudent(target, name == "mtp", work)
 
 
 class Rows:
-    """Draws batches of about 2,048 tokens, one part at a time.
+    """Draws batches of about 2,048 tokens, one part at a time, a part as often as `shares` say.
 
     Of the edits, `noise_share` are short rows of mostly random chunks; of the rest, `own_share` are
     the target's own text.
     """
 
-    def __init__(self, work: Path, own_share: float = OWN_TEXT, noise_share: float = 0.0) -> None:
-        self.work, self.own_share, self.noise_share = work, own_share, noise_share
+    def __init__(self, work: Path, net: nn.Module) -> None:
+        self.work, self.own_share = work, getattr(net, "own_share", OWN_TEXT)
+        self.noise_share = getattr(net, "noise_share", 0.0)
+        self.shares = getattr(net, "shares", (1, 1, 1))
         self.own: dict[str, list[torch.Tensor]] = {part: [] for part in mix.PARTS}
         for file in sorted((work / "generated").glob("*.pt")):
             shard = torch.load(file)
@@ -148,7 +142,7 @@ class Rows:
 
     def batch(self, seed: str) -> tuple[torch.Tensor, int]:
         rng = random.Random(seed)
-        part = rng.randrange(len(mix.PARTS))
+        part = rng.choices(range(len(mix.PARTS)), self.shares)[0]
         name = mix.PARTS[part]
         noise = name == "edits" and rng.random() < self.noise_share
         if not noise and self.own[name] and rng.random() < self.own_share:
@@ -166,15 +160,15 @@ def worker(
     """Train one student until the time is up."""
     torch.set_num_threads(1)
     fast_kernels.install()
-    rows = Rows(work, getattr(net, "own_share", OWN_TEXT), getattr(net, "noise_share", 0.0))
-    rates = parallel.Rates(matrices=4e-3, others=4e-3, decay=0.05, warmup=0.03, hold=0.3)
+    rows = Rows(work, net)
+    rates = parallel.Rates(matrices=3e-3, others=3e-3, decay=0.05, warmup=0.03, hold=0.35)
     optimizer = parallel.ShardedOptimizer(net, shared, rank, rates)
     step = parallel.resume(work / name, net, optimizer).get("step", 0)
     progress = parallel.Progress(minutes, parallel.spent(work / name))
     sums, saved, share = torch.zeros(3, 3), progress.spent, progress.tick()
     while share < 1.0:
         ids, part = rows.batch(f"{name}-{rank}-{step}")
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_kernels.half_precision():
             loss, agree = net(ids)
         loss.mean().backward()
         optimizer.step(share)

@@ -15,6 +15,12 @@ import torch.nn.functional as F
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 
+def half_precision() -> torch.autocast:
+    """Matrix products in bf16 where the processor has them: ten times slower where it has not."""
+    pays = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.autocast("cpu", torch.bfloat16, enabled=pays)
+
+
 def _heads_first(x: torch.Tensor) -> torch.Tensor:
     """[B, T, H, ...] -> contiguous fp32 [B, H, T, ...]."""
     return x.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)

@@ -83,7 +83,7 @@ def speculators(layout: block.Layout) -> dict[str, Any]:
 def _heads(layout: block.Layout) -> dict[str, Any]:
     return {
         "markov_rank": layout.rank,
-        "markov_head_type": "vanilla",
+        "markov_head_type": "rnn",
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }

@@ -78,7 +78,7 @@ def worker(rank: int, work: Path, taps: tuple[int, ...], files: list[list[Path]]
     target = generate.load_target(work)
     for file in files[rank]:
         ids = torch.load(file)["ids"]
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_kernels.half_precision():
             pairs = [read(target, part.long(), taps) for part in ids.split(BATCH)]
         features, final = (torch.cat(part).bfloat16() for part in zip(*pairs, strict=True))
         shard = {"taps": taps, "ids": ids, "features": features, "final": final}

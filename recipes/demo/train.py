@@ -63,7 +63,7 @@ def log(work: Path, line: str) -> None:
 
 def token_losses(net: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Cross entropy per position [B, T - 1] in nats."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with fast_kernels.half_precision():
         logits = net(input_ids=ids[:, :-1], use_cache=False).logits
     loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     return loss.view(len(ids), -1)

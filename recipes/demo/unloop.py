@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from recipes.demo import generate, mix
+from recipes.demo import fast_kernels, generate, mix
 
 GRAM = 6
 
@@ -69,7 +69,7 @@ class OwnLoops:
         """Unlikelihood of a few rows' repeats, per token."""
         pick = self.rng.sample(range(self.plan.rows), self.plan.rows_a_step)
         ids, flags = self.ids[pick], self.flags[pick]
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_kernels.half_precision():
             logits = net(input_ids=ids[:, :-1], use_cache=False).logits
         log_p = F.log_softmax(logits[flags].float(), -1)
         p = log_p.gather(-1, ids[:, 1:][flags][:, None]).exp().clamp(max=0.9999)

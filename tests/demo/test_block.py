@@ -11,7 +11,7 @@ from outrider.draft.block.load import load_block
 from outrider.draft.choice import GreedyChooser
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.ops.selftest import Kernels
-from recipes.demo import block, distill, model, packaging, parallel, readings
+from recipes.demo import block, model, packaging, parallel, readings
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def target():
 @pytest.mark.parametrize("name", block.LAYOUTS)
 @torch.no_grad()
 def test_rows_see_the_context_before_the_anchor_and_the_anchor(target, name, tmp_path):
-    net = distill.BlockStudent(target, block.LAYOUTS[name], tmp_path)
+    net = block.Student(target, block.LAYOUTS[name], tmp_path)
     torch.manual_seed(1)
     ids, anchors = torch.randint(0, 2000, (1, 40)), torch.tensor([[12, 20]])
     features = torch.randn(1, 40, len(block.TAPS) * 256)
@@ -46,7 +46,7 @@ def test_rows_see_the_context_before_the_anchor_and_the_anchor(target, name, tmp
 
 @pytest.mark.parametrize("name", block.LAYOUTS)
 def test_one_step_teaches_every_weight(target, name, tmp_path):
-    net = distill.BlockStudent(target, block.LAYOUTS[name], tmp_path)
+    net = block.Student(target, block.LAYOUTS[name], tmp_path)
     loss, run = net(torch.randint(0, 2000, (2, 48)))
     loss.mean().backward()
     assert loss.shape == run.shape == (2,)
@@ -77,7 +77,7 @@ def test_readings_are_what_the_target_says(target, tmp_path):
 def test_exported_drafters_draft_what_they_were_taught(target, name, tmp_path):
     target.save_pretrained(tmp_path / "target")
     decoder = load_decoder(tmp_path / "target", Kernels(exact=False), LoadOptions())
-    net = distill.BlockStudent(target, block.LAYOUTS[name], tmp_path)
+    net = block.Student(target, block.LAYOUTS[name], tmp_path)
     for parameter in net.block.parameters():
         parameter.copy_(parameter.bfloat16())
     (tmp_path / name).mkdir()
@@ -93,7 +93,7 @@ def test_exported_drafters_draft_what_they_were_taught(target, name, tmp_path):
     padded = torch.cat([features, torch.zeros(1, features.shape[1])])
     hidden = net.rows(torch.tensor([tokens]), padded[None], torch.tensor([[30]]))[0, 0]
     before = torch.tensor([tokens[30], *drafts[:-1]])
-    guessed, _ = net.guess(hidden[net.layout.first :], before)
+    guessed, _ = net.guess(hidden, before)
     assert drafts == guessed.argmax(-1).tolist()
     assert len(drafts) == net.layout.drafts
     assert json.loads((folder / "config.json").read_text())["outrider"]["target_sha256"] == "0" * 64

@@ -25,6 +25,35 @@ def _add_bias(code, weight, row):
 
 
 @inner
+def _tanh(x):
+    return np.float32(2) / (ONE + exp(np.float32(-2) * x)) - ONE
+
+
+@inner
+def _mix(code, hidden, state, mix, bias, out):
+    """out [1, rank]: a code [rank] in the light of its row's hidden state, by a head of the gated
+    kind, or of the rnn kind, whose `state` [rank] goes on; mix [blocks, in, BLOCK], bias [blocks,
+    BLOCK]."""
+    rank = len(code)
+    kept = mix.shape[1] - rank - len(hidden)
+    joined, sums = np.empty((1, mix.shape[1]), np.float32), np.empty((1, bias.size), np.float32)
+    if kept:
+        joined[0, :kept], joined[0, kept : kept + rank] = state, code
+        joined[0, kept + rank :] = hidden
+    else:
+        joined[0, : len(hidden)], joined[0, len(hidden) :] = hidden, code
+    sums[0] = bias.reshape(-1)
+    _add_bias(joined, mix, sums)
+    for at in range(rank):
+        gate = ONE / (ONE + exp(-sums[0, at]))
+        if kept:
+            state[at] = gate * state[at] + (ONE - gate) * _tanh(sums[0, rank + at])
+            out[0, at] = _tanh(sums[0, 2 * rank + at])
+        else:
+            out[0, at] = gate * code[at]
+
+
+@inner
 def _is_finite(row):
     bits, most = row.view(np.int32), np.int32(0)
     for at in range(len(bits)):
@@ -49,25 +78,35 @@ def _top_probability(row, largest):
 
 
 @entry(
-    "f4[:, ::1], f4[:, ::1], UniTuple(f4[::1], 2), f8, f4[:, ::1], f4[:, :, ::1], i8[::1], i8, f8, "
-    "i8[::1], f4[::1]",
+    "f4[:, ::1], f4[:, ::1], UniTuple(f4[::1], 2), f8, f4[:, ::1], f4[:, :, ::1], f4[:, :, ::1], "
+    "f4[:, ::1], i8[::1], i8, f8, i8[::1], f4[::1]",
     parts=False,
 )
-def choose_rows(logits, hidden, sure, offset, code, weight, ids, token, least, tokens, chances):
+def choose_rows(
+    logits, hidden, sure, offset, code, weight, mix, bias, ids, token, least, tokens, chances
+):
     """Greedy tokens of a block's rows, each corrected by the one before, until one is unlikely.
 
     logits [n, vocab] are corrected in place, by weight [blocks, rank, BLOCK] of code [vocab, rank],
-    or not where `weight` is empty. ids: target ids of the vocabulary, empty where they are the
+    or not where `weight` is empty; codes go through `mix` (see `_mix`) where that is not. hidden
+    [n or n + 1, H]: a row before those that predict only moves the state. ids: target ids of the vocabulary, empty where they are the
     same. A row is unlikely below `least`, by the confidence head `sure`, `offset` (see
-    `ConfidenceHead`) over hidden [n, H], or where that is empty by the largest probability. Writes
+    `ConfidenceHead`) over `hidden`, or where that is empty by the largest probability. Writes
     tokens and chances [n]; the row that ends it all has the token -1, and the chance NaN if it
     holds something that is no number.
     """
     by_hidden, by_token = sure
-    for at in range(len(tokens)):
+    unread, rank = len(hidden) - len(tokens), code.shape[1]
+    state, mixed = np.zeros(rank, np.float32), np.empty((1, rank), np.float32)
+    for at in range(-unread if len(mix) else 0, len(tokens)):
+        if len(mix):
+            _mix(code[token], hidden[unread + at], state, mix, bias, mixed)
+            if at < 0:
+                continue
         row = logits[at]
         if len(weight):
-            _add_bias(code[token : token + 1], weight, logits[at : at + 1])
+            near = mixed if len(mix) else code[token : token + 1]
+            _add_bias(near, weight, logits[at : at + 1])
         tokens[at], chances[at] = -1, np.nan
         if not _is_finite(row):
             return
@@ -75,7 +114,7 @@ def choose_rows(logits, hidden, sure, offset, code, weight, ids, token, least, t
         while row[best] != largest:
             best += 1
         if len(by_hidden):
-            total = dot(hidden[at], by_hidden) + np.float32(offset)
+            total = dot(hidden[unread + at], by_hidden) + np.float32(offset)
             total += by_token[token] if len(by_token) else ZERO
             chances[at] = ONE / (ONE + exp(-total))
         else:

@@ -82,8 +82,9 @@ class GreedyRows:
     def choose(
         self, logits: Tensor, hidden: Tensor, token: int, least: float
     ) -> list[tuple[int, float]]:
-        """Tokens and confidence of rows [n, draft vocab] with normed hidden [n, H] behind `token`.
+        """Tokens and confidence of rows [n, draft vocab] with normed `hidden` behind `token`.
 
+        hidden [n or n + 1, H]: with the row that comes before those that predict, if there is one.
         The token is -1 in the first row with less than `least`, or with what is no number, and what
         follows it means nothing.
         """
@@ -99,20 +100,22 @@ def greedy_rows(
     confidence: ConfidenceHead | None,
     ids: Tensor | None,
 ) -> GreedyRows | None:
-    """The compiled choice for these heads; None where there is none, as for a Markov head that
-    reads more than the token before."""
+    """The compiled choice for these heads; None where kernels or any product are torch's."""
     code, weight, none = torch.empty(0, 0), torch.empty(0, 0, 1).numpy(), torch.empty(0)
-    if markov is not None:
-        product = markov.out.kernel
-        if markov.mix or not isinstance(product, Product):
-            return None
-        code, weight = markov.code.contiguous(), product.weight
+    mix, bias = weight, torch.empty(0, 0).numpy()
     if fused is None:
         return None
+    if markov is not None:
+        product, mixed = markov.out.kernel, markov.mix and markov.mix.kernel
+        if not isinstance(product, Product) or not isinstance(mixed, Product | None):
+            return None
+        code, weight = markov.code.contiguous(), product.weight
+        if mixed:
+            mix, bias = mixed.weight, mixed.bias
     by_hidden, by_token, offset = none, none, 0.0
     if confidence is not None:
         by_hidden, offset = confidence.weight.contiguous(), confidence.offset
         by_token = none if confidence.by_token is None else confidence.by_token
     kept = none.long() if ids is None else ids
     sure = by_hidden.numpy(), by_token.numpy()
-    return GreedyRows(fused, (sure, offset, code.numpy(), weight, kept.numpy()))
+    return GreedyRows(fused, (sure, offset, code.numpy(), weight, mix, bias, kept.numpy()))

@@ -61,7 +61,7 @@ class BlockModel:
         # What another kind of chooser does with a row is its own affair.
         if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:
             least = max(least if self.confidence else 0.0, chooser.min_probability)
-            return list(self._greedy(self.greedy, hidden, anchor, least, context.length + 1))
+            return list(self._greedy(self.greedy, block, anchor, least, context.length + 1))
         state = self.markov.start(block[:first], anchor) if self.markov else None
         for row, sure in self._rows(hidden, state, anchor, choices):
             if self.confidence is not None and sure is not None and sure < least:
@@ -73,9 +73,10 @@ class BlockModel:
         return choices
 
     def _greedy(
-        self, rows: GreedyRows, hidden: Tensor, anchor: int, least: float, position: int
+        self, rows: GreedyRows, block: Tensor, anchor: int, least: float, position: int
     ) -> Iterator[Choice]:
-        for token, sure in rows.choose(self.head(hidden), hidden, anchor, least):
+        logits = self.head(block[self.layout.first_row :])
+        for token, sure in rows.choose(logits, block, anchor, least):
             check_finite(sure, position)
             if token < 0:
                 break
