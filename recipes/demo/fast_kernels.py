@@ -12,13 +12,31 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.optim import _muon
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 
+def has_half() -> bool:
+    """Whether the processor multiplies in bf16; where it does not, such products take ten times as
+    long as in fp32."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def half_precision() -> torch.autocast:
-    """Matrix products in bf16 where the processor has them: ten times slower where it has not."""
-    pays = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.autocast("cpu", torch.bfloat16, enabled=pays)
+    """Matrix products in bf16 where that pays."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=has_half())
+
+
+def orthogonal(
+    grad: torch.Tensor, factors: tuple[float, float, float], steps: int, eps: float
+) -> torch.Tensor:
+    """Muon's iteration in fp32: torch's rounds to bf16 first. grad and result [out, in]."""
+    x = grad.T if grad.shape[0] > grad.shape[1] else grad
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = factors[0] * x + (factors[1] * gram + factors[2] * gram @ gram) @ x
+    return x.T if grad.shape[0] > grad.shape[1] else x
 
 
 def _heads_first(x: torch.Tensor) -> torch.Tensor:
@@ -129,3 +147,5 @@ def install() -> None:
     """Put the faster kernels in place of the module's references (for the recipe only)."""
     modeling_qwen3_5.torch_chunk_gated_delta_rule = chunk_gated_delta_rule
     modeling_qwen3_5.torch_recurrent_gated_delta_rule = recurrent_gated_delta_rule
+    if not has_half():
+        _muon._zeropower_via_newtonschulz = orthogonal

@@ -58,7 +58,7 @@ class Readings:
         if len(known) < len(found):
             return read(target, ids, self.taps)
         features, final = zip(*known, strict=True)
-        return torch.stack(features), torch.stack(final)
+        return torch.stack(features).float(), torch.stack(final).float()
 
 
 def unread(work: Path) -> list[Path]:

@@ -29,8 +29,9 @@ LANES = 16 if WIDE else 8
 """Floats of a vector. A chain has the same bits whatever the vectors are."""
 MOST = 8 if WIDE else 6
 """Rows that share the loads of a weight: their sums, two vectors each, fit the registers."""
-PANEL = 512
-"""Inputs of a block whose weights stay in a near cache while all rows pass."""
+PANEL = 512 if WIDE else 128
+"""Inputs of a block whose weights stay in a near cache while all rows pass, and with vectors of 8
+also how far ahead tiles fetch."""
 
 FIELDS = (
     *("start", "rows", "pages", "page_count"),
@@ -97,63 +98,73 @@ def array(address, shape):
     return _NUMBA.carray(_pointer(address), shape, np.float32)
 
 
-def _tile(rows: int) -> Any:
-    """The product of `rows` rows with a block of weights [inner, BLOCK], in registers.
+@intrinsic
+def _tile(
+    _: Any, rows: Any, w: Any, w_step: Any, x: Any, x_step: Any, y: Any, y_step: Any, n: Any
+) -> Any:
+    """The product of up to MOST `rows` with a block of weights [n, BLOCK], in registers.
 
-    Two vectors of its columns at a time, or all columns for one row or two.
-
-    Takes addresses of weights, inputs and outputs (which hold what is added), each with the
-    distance of its rows in floats, and the inner size.
+    Two vectors of its columns at a time, or all columns for one row or two, which read memory line
+    after line. Takes addresses of weights, inputs and outputs (which hold what is added), each with
+    the distance of its rows in floats.
     """
+    long = ir.IntType(64)
 
-    @intrinsic
-    def tile(_: Any, w: Any, w_step: Any, x: Any, x_step: Any, y: Any, y_step: Any, n: Any) -> Any:
-        return types.void(*[types.int64] * 7), _tile_code(rows)
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        after = b.append_basic_block()
+        choice = b.switch(args[0], after)
+        for count in range(1, MOST + 1):
+            wide = LANES * 2 if count > 2 else BLOCK
+            choice.add_case(long(count), b.append_basic_block())
+            b.position_at_end(choice.cases[-1][1])
+            for begin in range(0, BLOCK, wide):
+                _tile_code(b, count, args[1:], range(begin, begin + wide, LANES))
+            b.branch(after)
+        b.position_at_end(after)
+        return context.get_dummy_value()
 
-    return tile
+    return types.void(*[types.int64] * 8), generate
 
 
-def _tile_code(rows: int) -> Callable[..., Any]:
+def _tile_code(b: Any, rows: int, args: Any, columns: range) -> None:
     real, long = ir.FloatType(), ir.IntType(64)
     vector = ir.VectorType(real, LANES)
     undefined = ir.Constant(vector, ir.Undefined)
     first = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     shape = ir.FunctionType(vector, [vector] * 3)
-    wide = LANES * 2 if rows > 2 else BLOCK
-
-    def part(b: Any, args: Any, columns: range) -> None:
-        w, w_step, x, x_step, y, y_step, inner = args
-        fma = cgutils.get_or_insert_function(b.module, shape, f"llvm.fma.v{LANES}f32")
-        weights, inputs, outputs = (b.inttoptr(at, real.as_pointer()) for at in (w, x, y))
-        sources = [b.gep(inputs, [b.mul(x_step, long(row))]) for row in range(rows)]
-        places, sums = [], []
-        for row in range(rows):
-            for column in columns:
-                at = b.add(b.mul(y_step, long(row)), long(column))
-                places.append(b.bitcast(b.gep(outputs, [at]), vector.as_pointer()))
-                sums.append(cgutils.alloca_once_value(b, b.load(places[-1], align=4)))
-        with cgutils.for_range(b, inner) as loop:
-            at = b.mul(loop.index, w_step)
-            near = [b.gep(weights, [b.add(at, long(column))]) for column in columns]
-            loaded = [b.load(b.bitcast(one, vector.as_pointer()), align=4) for one in near]
-            for row, source in enumerate(sources):
-                one = b.insert_element(undefined, b.load(b.gep(source, [loop.index])), long(0))
-                every = b.shuffle_vector(one, undefined, first)
-                for number, weight in enumerate(loaded):
-                    total = sums[row * len(columns) + number]
-                    b.store(b.call(fma, [weight, every, b.load(total)]), total)
-        for place, total in zip(places, sums, strict=True):
-            b.store(b.load(total), place, align=4)
-
-    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-        for begin in range(0, BLOCK, wide):
-            part(b, args, range(begin, begin + wide, LANES))
-        return context.get_dummy_value()
-
-    return generate
+    w, w_step, x, x_step, y, y_step, inner = args
+    fma = cgutils.get_or_insert_function(b.module, shape, f"llvm.fma.v{LANES}f32")
+    weights, inputs, outputs = (b.inttoptr(at, real.as_pointer()) for at in (w, x, y))
+    sources = [b.gep(inputs, [b.mul(x_step, long(row))]) for row in range(rows)]
+    places, sums = [], []
+    for row in range(rows):
+        for column in columns:
+            at = b.add(b.mul(y_step, long(row)), long(column))
+            places.append(b.bitcast(b.gep(outputs, [at]), vector.as_pointer()))
+            sums.append(cgutils.alloca_once_value(b, b.load(places[-1], align=4)))
+    with cgutils.for_range(b, inner) as loop:
+        at = b.mul(loop.index, w_step)
+        near = [b.gep(weights, [b.add(at, long(column))]) for column in columns]
+        loaded = [b.load(b.bitcast(one, vector.as_pointer()), align=4) for one in near]
+        if rows > 2 and not WIDE:
+            _fetch(b, b.gep(near[0], [b.mul(w_step, long(PANEL))]))
+        for row, source in enumerate(sources):
+            one = b.insert_element(undefined, b.load(b.gep(source, [loop.index])), long(0))
+            every = b.shuffle_vector(one, undefined, first)
+            for number, weight in enumerate(loaded):
+                total = sums[row * len(columns) + number]
+                b.store(b.call(fma, [weight, every, b.load(total)]), total)
+    for place, total in zip(places, sums, strict=True):
+        b.store(b.load(total), place, align=4)
 
 
-_tile1, _tile2, _tile4, _most = (_tile(rows) for rows in (1, 2, 4, MOST))
+def _fetch(b: Any, place: Any) -> None:
+    """Have the second cache fetch a line of the next panel: memory rests while a tile multiplies."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    shape = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    prefetch = cgutils.get_or_insert_function(b.module, shape, "llvm.prefetch.p0")
+    read, second_cache, data = 0, 2, 1
+    b.call(prefetch, [b.bitcast(place, byte), number(read), number(second_cache), number(data)])
 
 
 @inner
@@ -165,18 +176,10 @@ def multiply(w, w_step, x, x_step, y, y_step, rows, size):
     for begin in range(0, size, PANEL):
         part = min(PANEL, size - begin)
         near, at, out, left = w + 4 * begin * w_step, x + 4 * begin, y, rows
-        if WIDE and left % MOST >= 4:
-            _tile4(near, w_step, at, x_step, out, y_step, part)
-            at, out, left = at + 16 * x_step, out + 16 * y_step, left - 4
-        while left % MOST >= 2:
-            _tile2(near, w_step, at, x_step, out, y_step, part)
-            at, out, left = at + 8 * x_step, out + 8 * y_step, left - 2
-        if left % MOST:
-            _tile1(near, w_step, at, x_step, out, y_step, part)
-            at, out, left = at + 4 * x_step, out + 4 * y_step, left - 1
         while left:
-            _most(near, w_step, at, x_step, out, y_step, part)
-            at, out, left = at + 4 * MOST * x_step, out + 4 * MOST * y_step, left - MOST
+            some = left % MOST or MOST
+            _tile(some, near, w_step, at, x_step, out, y_step, part)
+            at, out, left = at + 4 * some * x_step, out + 4 * some * y_step, left - some
 
 
 @entry("f4[:, :, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1]")
