@@ -1,7 +1,7 @@
 """Windows in flight over a link: tokens/s by round trip, acceptance and depth, beside the plan.
 
     python benchmarks/windows.py measure --out FILE [--target demo] [--stages 2] [--rtts 0,20,...]
-        [--rates 0.5,...] [--depths 1,2,...] [--width 8] [--tokens 400] [--seconds 8]
+        [--rates 0.5,...] [--depths 1,2,...] [--width 8] [--tokens 2000] [--seconds 8]
         [--in-process]
     python benchmarks/windows.py show FILE [--plot PNG]
 
@@ -293,7 +293,7 @@ def main() -> None:
     ask.add_argument("--rates", type=numbers(float), default=[0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
     ask.add_argument("--depths", type=numbers(int), default=[1, 2, 4, 8, 16])
     ask.add_argument("--width", type=int, default=8)
-    ask.add_argument("--tokens", type=int, default=400)
+    ask.add_argument("--tokens", type=int, default=2000)
     ask.add_argument("--seconds", type=float, default=8.0)
     ask.add_argument("--in-process", action="store_true")
     ask.set_defaults(run=measure)

@@ -66,7 +66,8 @@ class Shape:
 
 def epoch_ms(pipeline: Pipeline, acceptance: float, width: int, depth: int) -> float:
     """Expected time of an epoch, from its first window to the answer that ends it."""
-    first = pipeline.round_trip_ms + pipeline.fill_ms(width)
+    crowding = pipeline.crowding if depth > 1 else 1.0
+    first = pipeline.round_trip_ms + pipeline.fill_ms(width) * crowding
     pace = pipeline.pace_ms(width)
     on = acceptance**width
     windows = on / (1.0 - on)
@@ -80,12 +81,14 @@ def epoch_ms(pipeline: Pipeline, acceptance: float, width: int, depth: int) -> f
 def _stale(pipeline: Pipeline, width: int, depth: int) -> float:
     """Wait of an epoch's first window for passes of void ones, where such are still about.
 
-    A part of its own has half a pass before it. Parts that share a processor lose more, until they
-    hear of it: a third of that time, as measured.
+    A part of its own has half a pass before it, and parts that crowd each other half a pass of
+    each. Parts that take turns lose more, until they hear of it: a third of that time, as measured.
     """
     pace, way = pipeline.pace_ms(width), pipeline.round_trip_ms / 2
     if pipeline.parallel:
-        return pace / 2 if (depth - 1) * pace > pipeline.round_trip_ms else 0.0
+        crowded = sum(pipeline.parts_ms(width)) * pipeline.crowding
+        busy = (depth - 1) * pace > pipeline.round_trip_ms
+        return (crowded if pipeline.crowding > 1.0 else pace) / 2 if busy else 0.0
     return min(max((depth - 1) * pace - way, 0.0), way) / 3
 
 

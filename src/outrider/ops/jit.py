@@ -159,7 +159,7 @@ def _tile_code(b: Any, rows: int, args: Any, columns: range) -> None:
 
 
 def _fetch(b: Any, place: Any) -> None:
-    """Have the second cache fetch a line of the next panel: memory rests while a tile multiplies."""
+    """Have the second cache fetch a line of the next panel: a tile that multiplies reads little."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     shape = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     prefetch = cgutils.get_or_insert_function(b.module, shape, "llvm.prefetch.p0")

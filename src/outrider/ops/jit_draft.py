@@ -89,11 +89,11 @@ def choose_rows(
 
     logits [n, vocab] are corrected in place, by weight [blocks, rank, BLOCK] of code [vocab, rank],
     or not where `weight` is empty; codes go through `mix` (see `_mix`) where that is not. hidden
-    [n or n + 1, H]: a row before those that predict only moves the state. ids: target ids of the vocabulary, empty where they are the
-    same. A row is unlikely below `least`, by the confidence head `sure`, `offset` (see
-    `ConfidenceHead`) over `hidden`, or where that is empty by the largest probability. Writes
-    tokens and chances [n]; the row that ends it all has the token -1, and the chance NaN if it
-    holds something that is no number.
+    [n or n + 1, H]: a row before those that predict only moves the state. ids: target ids of the
+    vocabulary, empty where they are the same. A row is unlikely below `least`, by the confidence
+    head `sure`, `offset` (see `ConfidenceHead`) over `hidden`, or where that is empty by the
+    largest probability. Writes tokens and chances [n]; the row that ends it all has the token -1,
+    and the chance NaN if it holds something that is no number.
     """
     by_hidden, by_token = sure
     unread, rank = len(hidden) - len(tokens), code.shape[1]
