@@ -32,7 +32,7 @@ from recipes.demo import (
 
 ROW_TOKENS = 2048
 OWN_TEXT = 0.75
-HARD_SHARE = 0.25
+HARD_SHARE = 0.5
 
 
 def divergence(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
@@ -92,9 +92,13 @@ class EagleStudent(eagle3.Student):
 
 
 class DraftStudent(nn.Module):
-    """The draft model in training; random chunks to repeat teach it to copy."""
+    """The draft model in training, on the target's own text alone.
 
-    noise_share = 0.5
+    What stands in no 8-gram before counts more: of what does, n-grams take care.
+    """
+
+    own_share = 1.0
+    shares = (0.6, 0.15, 0.25)
 
     def __init__(self, target: nn.Module, work: Path) -> None:
         super().__init__()
@@ -105,7 +109,9 @@ class DraftStudent(nn.Module):
         """Mean loss and agreement per row [B]."""
         taught = self.taught.target.lm_head(self.taught.recall(ids)[1])
         logits = self.draft(input_ids=ids, use_cache=False).logits
-        return divergence(logits, taught).mean(1), agreement(logits, taught).float().mean(1)
+        weight = 1 + (block.FRESH_WEIGHT - 1) * torch.stack([block.is_fresh(row) for row in ids])
+        loss = divergence(logits, taught) * weight / weight.mean(1, keepdim=True)
+        return loss.mean(1), agreement(logits, taught).float().mean(1)
 
 
 def student(name: str, work: Path) -> nn.Module:
@@ -121,15 +127,11 @@ def student(name: str, work: Path) -> nn.Module:
 
 
 class Rows:
-    """Draws batches of about 2,048 tokens, one part at a time, a part as often as `shares` say.
-
-    Of the edits, `noise_share` are short rows of mostly random chunks; of the rest, `own_share` are
-    the target's own text.
-    """
+    """Draws batches of about 2,048 tokens, one part at a time, a part as often as `shares` say;
+    `own_share` of them are the target's own text."""
 
     def __init__(self, work: Path, net: nn.Module) -> None:
         self.work, self.own_share = work, getattr(net, "own_share", OWN_TEXT)
-        self.noise_share = getattr(net, "noise_share", 0.0)
         self.shares = getattr(net, "shares", (1, 1, 1))
         self.own: dict[str, list[torch.Tensor]] = {part: [] for part in mix.PARTS}
         for file in sorted((work / "generated").glob("*.pt")):
@@ -144,11 +146,10 @@ class Rows:
         rng = random.Random(seed)
         part = rng.choices(range(len(mix.PARTS)), self.shares)[0]
         name = mix.PARTS[part]
-        noise = name == "edits" and rng.random() < self.noise_share
-        if not noise and self.own[name] and rng.random() < self.own_share:
+        if self.own[name] and rng.random() < self.own_share:
             size = len(self.own[name][0])
             return torch.stack(rng.sample(self.own[name], round(ROW_TOKENS / size))), part
-        stage = mix.CURRICULUM[0 if noise else rng.choice((1, 2))]
+        stage = mix.CURRICULUM[rng.choice((1, 2))]
         return torch.tensor(
             [self.real.row(rng, name, stage)[0] for _ in range(ROW_TOKENS // stage.length)]
         ), part
