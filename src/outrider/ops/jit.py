@@ -98,8 +98,7 @@ def array(address, shape):
     return _NUMBA.carray(_pointer(address), shape, np.float32)
 
 
-@intrinsic
-def _tile(
+def _tile_of(
     _: Any, rows: Any, w: Any, w_step: Any, x: Any, x_step: Any, y: Any, y_step: Any, n: Any
 ) -> Any:
     """The product of up to MOST `rows` with a block of weights [n, BLOCK], in registers.
@@ -124,6 +123,9 @@ def _tile(
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
+
+
+_tile: Any = intrinsic(_tile_of)
 
 
 def _tile_code(b: Any, rows: int, args: Any, columns: range) -> None:
@@ -169,7 +171,7 @@ def _fetch(b: Any, place: Any) -> None:
 
 @inner
 def multiply(w, w_step, x, x_step, y, y_step, rows, size):
-    """One block for all rows; arguments as of `_tile`.
+    """One block for all rows; arguments as of `_tile_of`.
 
     Few rows come first: their tiles read weights line after line, as memory likes it.
     """
