@@ -81,14 +81,15 @@ def epoch_ms(pipeline: Pipeline, acceptance: float, width: int, depth: int) -> f
 def _stale(pipeline: Pipeline, width: int, depth: int) -> float:
     """Wait of an epoch's first window for passes of void ones, where such are still about.
 
-    A part of its own has half a pass before it, and parts that crowd each other half a pass of
-    each. Parts that take turns lose more, until they hear of it: a third of that time, as measured.
+    A part of its own has half a pass before it; where the coordinator's part was measured, with all
+    on one machine, every part has, and a tenth of the coordinator's time with each void window, as
+    measured. Parts that take turns lose more, until they hear of it: a third of that time.
     """
     pace, way = pipeline.pace_ms(width), pipeline.round_trip_ms / 2
     if pipeline.parallel:
-        crowded = sum(pipeline.parts_ms(width)) * pipeline.crowding
-        busy = (depth - 1) * pace > pipeline.round_trip_ms
-        return (crowded if pipeline.crowding > 1.0 else pace) / 2 if busy else 0.0
+        void = depth - 1 - pipeline.round_trip_ms / pace
+        parts = sum(pipeline.parts_ms(width)) * pipeline.crowding if pipeline.window_ms else pace
+        return parts / 2 + void * pipeline.window_ms / 10 if void > 0 else 0.0
     return min(max((depth - 1) * pace - way, 0.0), way) / 3
 
 
