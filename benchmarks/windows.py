@@ -9,8 +9,9 @@
 on each way, times its layers beforehand, and decodes with a drafter that knows the target's own
 output and is wrong at each place with a fixed chance. Every cell is appended to FILE as one line of
 JSON (of several that fit `--seconds` the one of median speed), so an interrupted run goes on where
-it was. `show` prints Markdown: the measured surface, the law, and how far `outrider plan` is off, each at the acceptance that the cell had. `--plot` draws
-the surface (needs matplotlib). Output must equal plain decoding in every cell.
+it was. `show` prints Markdown: the measured surface, the law, and how far `outrider plan` is off,
+each at the acceptance that the cell had. `--plot` draws the surface (needs matplotlib). Output must
+equal plain decoding in every cell.
 """
 
 import argparse
