@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,10 @@ def measure(options: argparse.Namespace) -> None:
             if not wanted:
                 continue
             with closing(Engine.load_run(config(options, rtt))) as engine:
-                run_cell(engine, options, prompt, truth, (rtt, 0.9, 2))  # the first one warms up
+                run = partial(run_cell, engine, options, prompt, truth)
+                run((rtt, 0.9, 2))  # the first one warms up
                 for key in wanted:
-                    put(file, usual_cell(engine, options, prompt, truth, key))
+                    put(file, usual(partial(run, key), options.seconds))
 
 
 def cells(options: argparse.Namespace, rtt: float) -> Iterator[tuple[float, float, int]]:
@@ -126,17 +128,11 @@ def cells(options: argparse.Namespace, rtt: float) -> Iterator[tuple[float, floa
             yield rtt, rate, depth
 
 
-def usual_cell(
-    engine: Engine,
-    options: argparse.Namespace,
-    prompt: list[int],
-    truth: list[int],
-    key: tuple[float, float, int],
-) -> Cell:
+def usual(run: Callable[[], Cell], seconds: float) -> Cell:
     """The cell of median speed of as many as run in the time asked for."""
-    found, until = list[Cell](), time.monotonic() + options.seconds
+    found, until = list[Cell](), time.monotonic() + seconds
     while not found or time.monotonic() < until:
-        found.append(run_cell(engine, options, prompt, truth, key))
+        found.append(run())
     return sorted(found, key=lambda cell: float(cell["speed"]))[len(found) // 2]
 
 

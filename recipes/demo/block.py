@@ -16,6 +16,7 @@ from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3 import modeling_qwen3 as qwen
 
+from benchmarks import acceptance
 from recipes.demo import readings, tokens
 
 MASK_ID = tokens.VOCABULARY - len(tokens.SPECIAL) + tokens.SPECIAL.index(tokens.MASK)
@@ -25,7 +26,7 @@ DECAY = 4.0
 LEAST_WEIGHT = 0.3
 HARD_SHARE = 0.6
 # Anchors in front of text that is in no 8-gram seen before are drawn so much more often.
-FRESH_WEIGHT, GRAM = 4.0, 8
+FRESH_WEIGHT = 4.0
 RANK = 64
 # Blocks that share a copy of the context's keys.
 GROUP = 8
@@ -211,14 +212,8 @@ class Drafter(nn.Module):
 
 
 def is_fresh(ids: torch.Tensor) -> torch.Tensor:
-    """Which tokens of one row [T] are in no 8-gram that the row had before [T]."""
-    seen, fresh, row = set(), torch.ones(len(ids), dtype=torch.bool), ids.tolist()
-    for end in range(GRAM, len(row) + 1):
-        gram = tuple(row[end - GRAM : end])
-        if gram in seen:
-            fresh[end - GRAM : end] = False
-        seen.add(gram)
-    return fresh
+    """Which tokens of one row [T] are fresh as acceptance is measured over them [T]."""
+    return torch.tensor(acceptance.fresh((), ids.tolist()))
 
 
 def draw_anchors(ids: torch.Tensor, drafts: int) -> torch.Tensor:
@@ -292,20 +287,24 @@ class Student(nn.Module):
         row = torch.arange(len(ids))[:, None, None]
         taught = self.target.lm_head(final[row, places]).float()
         guessed, confidence = self.guess(hidden, ids[row, places])
-        loss, kept = lesson(guessed.float(), taught)
+        best = taught.argmax(-1)
+        log_q, log_p = guessed.float().log_softmax(-1), taught.log_softmax(-1)
+        loss, chance = missed(log_q, log_p, best, HARD_SHARE)
         if confidence is not None:
+            # The share of drafts that sampling would keep.
+            kept = torch.minimum(log_q.detach(), log_p).exp().sum(-1).clamp(max=1.0)
             loss = loss + 0.5 * F.binary_cross_entropy_with_logits(
                 confidence.float(), kept, reduction="none"
             )
-        agree = guessed.argmax(-1) == taught.argmax(-1)
-        loss = (loss * self.weights(guessed.detach(), taught)).sum(-1).mean(1)
-        return loss, agree.long().cumprod(-1).sum(-1).float().mean(1)
+        loss = (loss * self.weights(chance)).sum(-1).mean(1)
+        run = (guessed.argmax(-1) == best).long().cumprod(-1).sum(-1)
+        return loss, run.float().mean(1)
 
-    def weights(self, guessed: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-        """What each row of a block counts [B, A, D]: a draft behind a wrong one is never used."""
+    def weights(self, chance: torch.Tensor) -> torch.Tensor:
+        """What each row of a block counts [B, A, D], of chances that rows are right: a draft behind
+        a wrong one is never used."""
         steady = torch.exp(-torch.arange(self.layout.drafts) / DECAY)
-        right = guessed.float().softmax(-1).gather(-1, taught.argmax(-1, keepdim=True))
-        reached = right.squeeze(-1).cumprod(-1).roll(1, -1)
+        reached = chance.cumprod(-1).roll(1, -1)
         reached[..., 0] = 1.0
         return (LEAST_WEIGHT * steady + (1 - LEAST_WEIGHT) * reached) / steady.sum()
 
@@ -328,11 +327,11 @@ class Student(nn.Module):
         return logits + head(hidden, every)[..., first:, :], confidence
 
 
-def lesson(guessed: torch.Tensor, taught: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss [...] of logits [..., V] on the target's distribution and its greedy token, and the
-    share of drafts that sampling would keep [...]."""
-    log_q, log_p = guessed.log_softmax(-1), taught.log_softmax(-1)
+def missed(
+    log_q: torch.Tensor, log_p: torch.Tensor, best: torch.Tensor, hard_share: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss [...] of log-probabilities [..., V] on the target's and its greedy tokens `best` [...];
+    with it, detached, the chance that those are guessed [...]."""
+    hard = log_q.gather(-1, best[..., None]).squeeze(-1)
     soft = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1)
-    hard = -log_q.gather(-1, taught.argmax(-1, keepdim=True)).squeeze(-1)
-    kept = torch.minimum(log_q.detach(), log_p).exp().sum(-1).clamp(max=1.0)
-    return (1 - HARD_SHARE) * soft + HARD_SHARE * hard, kept
+    return (1 - hard_share) * soft - hard_share * hard, hard.detach().exp()

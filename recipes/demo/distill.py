@@ -11,7 +11,6 @@ import random
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from recipes.demo import (
@@ -33,20 +32,6 @@ from recipes.demo import (
 ROW_TOKENS = 2048
 OWN_TEXT = 0.75
 HARD_SHARE = 0.5
-
-
-def divergence(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-    """Per-position loss [B, T]: KL to the target's distribution, and its greedy token's share."""
-    log_q = F.log_softmax(logits.float(), -1)
-    log_p = F.log_softmax(taught.float(), -1)
-    soft = (log_p.exp() * (log_p - log_q)).sum(-1)
-    hard = -log_q.gather(-1, taught.argmax(-1, keepdim=True)).squeeze(-1)
-    return (1 - HARD_SHARE) * soft + HARD_SHARE * hard
-
-
-def agreement(logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-    """Where the greedy tokens agree [B, T]."""
-    return logits.argmax(-1) == taught.argmax(-1)
 
 
 class MtpStudent(unroll.Unrolled):
@@ -107,11 +92,13 @@ class DraftStudent(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss and agreement per row [B]."""
-        taught = self.taught.target.lm_head(self.taught.recall(ids)[1])
-        logits = self.draft(input_ids=ids, use_cache=False).logits
+        taught = self.taught.target.lm_head(self.taught.recall(ids)[1]).float()
+        logits = self.draft(input_ids=ids, use_cache=False).logits.float()
+        best = taught.argmax(-1)
         weight = 1 + (block.FRESH_WEIGHT - 1) * torch.stack([block.is_fresh(row) for row in ids])
-        loss = divergence(logits, taught) * weight / weight.mean(1, keepdim=True)
-        return loss.mean(1), agreement(logits, taught).float().mean(1)
+        loss, _ = block.missed(logits.log_softmax(-1), taught.log_softmax(-1), best, HARD_SHARE)
+        loss = loss * weight / weight.mean(1, keepdim=True)
+        return loss.mean(1), (logits.argmax(-1) == best).float().mean(1)
 
 
 def student(name: str, work: Path) -> nn.Module:

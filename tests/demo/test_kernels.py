@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch.optim import _muon
 from transformers.models.qwen3_5 import modeling_qwen3_5 as reference
 
 from recipes.demo import fast_kernels
+
+MUON = _muon._zeropower_via_newtonschulz
 
 
 def inputs(length):
@@ -51,3 +54,14 @@ def test_recurrent_rule_equals_the_reference():
     ]
     for wanted, got in zip(*pair, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (32, 32)])
+def test_muons_iteration_is_torchs_but_for_rounding(shape):
+    torch.manual_seed(0)
+    grad, factors = torch.randn(shape), (3.4445, -4.775, 2.0315)
+    wanted = MUON(grad, factors, 5, 1e-7)
+    got = fast_kernels.orthogonal(grad, factors, 5, 1e-7)
+    assert wanted.dtype == torch.bfloat16
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, wanted.float(), rtol=0.0, atol=0.05)

@@ -25,8 +25,13 @@ def _add_bias(code, weight, row):
 
 
 @inner
+def _sigmoid(x):
+    return ONE / (ONE + exp(-x))
+
+
+@inner
 def _tanh(x):
-    return np.float32(2) / (ONE + exp(np.float32(-2) * x)) - ONE
+    return np.float32(2) * _sigmoid(np.float32(2) * x) - ONE
 
 
 @inner
@@ -45,7 +50,7 @@ def _mix(code, hidden, state, mix, bias, out):
     sums[0] = bias.reshape(-1)
     _add_bias(joined, mix, sums)
     for at in range(rank):
-        gate = ONE / (ONE + exp(-sums[0, at]))
+        gate = _sigmoid(sums[0, at])
         if kept:
             state[at] = gate * state[at] + (ONE - gate) * _tanh(sums[0, rank + at])
             out[0, at] = _tanh(sums[0, 2 * rank + at])
@@ -116,7 +121,7 @@ def choose_rows(
         if len(by_hidden):
             total = dot(hidden[unread + at], by_hidden) + np.float32(offset)
             total += by_token[token] if len(by_token) else ZERO
-            chances[at] = ONE / (ONE + exp(-total))
+            chances[at] = _sigmoid(total)
         else:
             chances[at] = _top_probability(row, largest)
         if chances[at] < least:

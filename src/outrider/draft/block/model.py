@@ -1,6 +1,6 @@
 """A block drafter's weights for one target, and one block drafted with them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +61,8 @@ class BlockModel:
         # What another kind of chooser does with a row is its own affair.
         if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:
             least = max(least if self.confidence else 0.0, chooser.min_probability)
-            return list(self._greedy(self.greedy, block, anchor, least, context.length + 1))
+            found = self.greedy.choose(self.head(hidden), block, anchor, least)
+            return list(_until_unlikely(found, context.length + 1))
         state = self.markov.start(block[:first], anchor) if self.markov else None
         for row, sure in self._rows(hidden, state, anchor, choices):
             if self.confidence is not None and sure is not None and sure < least:
@@ -71,17 +72,6 @@ class BlockModel:
                 break
             choices.append(choice)
         return choices
-
-    def _greedy(
-        self, rows: GreedyRows, block: Tensor, anchor: int, least: float, position: int
-    ) -> Iterator[Choice]:
-        logits = self.head(block[self.layout.first_row :])
-        for token, sure in rows.choose(logits, block, anchor, least):
-            check_finite(sure, position)
-            if token < 0:
-                break
-            yield Choice(token=token, confidence=sure)
-            position += 1
 
     def _embed(self, anchor: int) -> Tensor:
         """The rows of a block [block size, hidden]."""
@@ -115,3 +105,12 @@ class BlockModel:
         if self.ids is None:
             return row
         return row.new_full((1, self.vocab_size), float("-inf")).index_copy_(1, self.ids, row)
+
+
+def _until_unlikely(found: Sequence[tuple[int, float]], position: int) -> Iterator[Choice]:
+    """What `GreedyRows.choose` found, for positions from `position` on."""
+    for place, (token, sure) in enumerate(found, start=position):
+        check_finite(sure, place)
+        if token < 0:
+            break
+        yield Choice(token=token, confidence=sure)
