@@ -5,6 +5,7 @@ and takes one of them back. Neither imports torch, so that the trial takes a fra
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -57,7 +58,7 @@ def _reason(said: list[str]) -> str:
 
 def main(path: str, settings: Mapping[str, int]) -> None:
     """Load, decode and take back; leaves by an exception or an abort where that fails."""
-    _leave_no_core()
+    _leave_no_trace()
     from llama_cpp import llama_cpp as library
 
     library.llama_backend_init()
@@ -94,8 +95,13 @@ def _decode(library: Any, context: Any) -> None:
         raise SystemExit("error: a row cannot be decoded")
 
 
-def _leave_no_core() -> None:
-    """An abort is expected here, and a dump of it of no use to anyone."""
+def _leave_no_trace() -> None:
+    """An abort is expected here, and neither a backtrace nor a dump of it of use to anyone.
+
+    For a backtrace every aborting thread starts gdb on this process, where there is one: a second
+    at best, and two at a time can wait for each other for ever.
+    """
+    os.environ["GGML_NO_BACKTRACE"] = "1"
     try:
         import resource
     except ImportError:  # not on Windows
