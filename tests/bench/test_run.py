@@ -74,6 +74,17 @@ def test_what_target_and_drafter_evict_from_the_caches_is_timed_cold(world):
     assert found["model"]["difference"] == pytest.approx(0, abs=0.01)
 
 
+@pytest.mark.parametrize("wrong", [None, 1])
+def test_what_a_round_keeps_counts_in_the_pass_behind_it(world, wrong):
+    world.fold = 0.5
+    found = report(run(world, wrong=wrong, settings=replace(SETTINGS, calibration_repeats=8)))
+    rounds, kept = {None: (6, 5), 1: (15, 2)}[wrong]
+    # Behind the prompt nothing is kept yet.
+    fold = 0.5 * kept * (rounds - 1) / rounds
+    assert found["round"]["verify"] == pytest.approx(10.4 + fold, abs=0.1)
+    assert found["model"]["difference"] == pytest.approx(0, abs=0.035)
+
+
 def test_what_the_host_does_for_drafts_is_predicted(world):
     world.aside = 1.0
     found = report(run(world, wrong=1))
@@ -89,7 +100,7 @@ def test_passes_that_enter_a_chunk_count_in_their_share(world):
     world.entry = 6.0
     stage, drafting = ScriptedStage(world), lambda passage: nullcontext(lambda: None)
     passage = Passage(prompt=PROMPT, output=tuple(map(text, range(12, 43))))
-    readings = calibrate(stage, [passage, passage], [1, 2, 5, 9], (), 12, 0, drafting)
+    readings = calibrate(stage, [passage, passage], [1, 2, 5, 9], {1: 1, 2: 1}, (), 24, 0, drafting)
     assert readings.step_ms == pytest.approx(10 + 6 / 32, abs=0.1)
     for rows, ms in readings.verify_curve.points.items():
         assert ms == pytest.approx(10 + 0.1 * (rows - 1) + 6 * rows / 32, abs=0.4)

@@ -24,14 +24,15 @@ def text(place: int) -> int:
 @dataclass
 class World:
     """Prices in ms; `cold` is what drafting takes more behind a pass of the target, and a pass
-    behind drafting; `entry` what a pass takes more that begins a chunk of 32; `aside` what is done
-    for a row outside of its pass; `drift` multiplies every price after each leg-sized stretch of
-    passes."""
+    behind drafting; `fold` what a pass takes more for a row that became final before it; `entry`
+    what a pass takes more that begins a chunk of 32; `aside` what is done for a row outside of its
+    pass; `drift` multiplies every price after each leg-sized stretch of passes."""
 
     row: float = 0.1
     step: float = 10.0
     draft: float = 0.2
     cold: float = 0.0
+    fold: float = 0.0
     entry: float = 0.0
     opening: float = 0.0
     back: float = 0.3
@@ -58,11 +59,12 @@ class World:
     def tools(self) -> Tools:
         return Tools(clock=self.clock, sleep=self.slept.append, progress=lambda *_: None)
 
-    def run_pass(self, start: int, rows: int) -> float:
+    def run_pass(self, start: int, rows: int, final: int = 0) -> float:
         self.passes += 1
         cold, self.drafted = self.cold * (self.drafted is True), False
         entry = self.entry * (-start % 32 < rows)
-        return self.spend(self.step + self.row * (rows - 1) + cold + entry)
+        beside = cold + entry + self.fold * final
+        return self.spend(self.step + self.row * (rows - 1) + beside)
 
 
 class ScriptedStage:
@@ -73,6 +75,7 @@ class ScriptedStage:
     def __init__(self, world: World, fault: Callable[[int, int], int] | None = None) -> None:
         self.world, self.fault = world, fault or (lambda rows, place: 0)
         self.lengths: dict[int, int] = {}
+        self.floors: dict[int, int] = {}
         self.queue: deque = deque()
 
     @property
@@ -80,7 +83,7 @@ class ScriptedStage:
         return len(self.lengths)
 
     def open(self, session, sampling, prompt_len, taps=()):
-        self.lengths[session] = 0
+        self.lengths[session] = self.floors[session] = 0
 
     def close(self, session):
         del self.lengths[session]
@@ -108,7 +111,9 @@ class ScriptedStage:
         assert window.start <= length
         back = self.world.spend(self.world.back) if window.start < length else 0.0
         rows = len(window.tokens)
-        ms = self.world.run_pass(window.start, rows)
+        final = window.floor - self.floors[window.session]
+        ms = self.world.run_pass(window.start, rows, final)
+        self.floors[window.session] = window.floor
         self.lengths[window.session] = window.end
         wanted = range(window.end - window.wanted + 1, window.end + 1)
         return Reply(

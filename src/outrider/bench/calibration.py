@@ -1,19 +1,18 @@
 """What passes cost at a context: V(n), a plain step and a rollback, measured in turn.
 
-Windows are given to the stage directly. Of two sessions at the same context one steps along as
-plain decoding does; the other runs n rows, goes back to some of them for another window and then
-back to the first, at contexts spread over the grid that recurrent states are kept on: a pass that
-enters a new chunk of it is dearer, and wide ones do so more often. Means hold such passes in their
-share, and every pass is set against the plain step just before it, in the same mood of the machine.
+Windows are given to the stage directly. Two sessions go along the same text: one in plain steps,
+the other in rounds that keep as many rows as those of the run did, since a pass also adds what was
+kept before it to the recurrent states' base. A pass that enters a new chunk of the grid that these
+are kept on is dearer, and wide ones do so more often: means hold such passes in their share. Every
+pass is set against the plain step just before it, in the same mood of the machine.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import fmean, median
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,19 +22,16 @@ from outrider.bench.leg import GREEDY
 from outrider.bench.replay import Passage, RunPass
 from outrider.core_types import Reply, Window
 from outrider.errors import StageError
-from outrider.stage.base import KeepingStage, Stage
+from outrider.stage.base import Stage
 
-STEPPING, VERIFYING, READING, KEPT = -11, -12, -13, -14
+STEPPING, VERIFYING, READING = -11, -12, -13
 """Sessions of the calibration; an engine's own are counted from 0."""
 PREFILL_ROWS = 256
-SPAN = 64
-"""Places that contexts are spread over, a multiple of the grid; and steps before a session returns
-to where it began."""
+SPAN = 67
+"""Places that a session goes through before it is back at the first ones: about twice the grid of
+recurrent states, and a prime, so that in turn each place of it counts whatever rounds keep."""
 LEAD = 2
-"""Plain steps before the one that counts, which finds in the caches what plain decoding would; in
-all an odd number of steps, so that in turn each place of the grid counts."""
-GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, modulo 1, fill any number of places evenly."""
+"""Plain steps before the one that counts, which finds in the caches what plain decoding would."""
 Drafting = Callable[[Passage], AbstractContextManager[Callable[[], object]]]
 """For a passage, what has the drafter propose there."""
 OUTLIER = 1.5
@@ -77,32 +73,33 @@ def calibrate(
     stage: Stage,
     passages: Sequence[Passage],
     rows: Sequence[int],
+    kept: Mapping[int, int],
     taps: Sequence[int],
     repeats: int,
     seed: int,
     drafting: Drafting,
 ) -> Readings:
-    """Measure passes of each number of `rows` about the middle of each passage's output.
+    """Measure passes of each number of `rows` about the middle of each passage's output, behind
+    rounds that keep n rows as often as `kept[n]` says.
 
     Each but plain steps hands over hidden states as the drafter needs them, and is behind what
     `drafting` gives to call for a passage, a proposal: it evicts the target's weights from the
     processor's caches.
     """
     readings, rng = Readings(), random.Random(seed)
-    for number, passage in enumerate(passages):
+    for passage in passages:
         middle = len(passage.prompt) + len(passage.output) // 2
-        origin = max(min(middle, stage.max_length - max(rows) - SPAN), 1)
-        places = sorted(
-            origin + int((repeat * len(passages) + number) * GOLDEN % 1 * SPAN)
-            for repeat in range(repeats)
-        )
+        most = max(*rows, *kept)
+        origin = max(min(middle, stage.max_length - 3 * most - SPAN), 1)
         stepping = _Place(stage, STEPPING, passage, origin)
         verifying = _Place(stage, VERIFYING, passage, origin, taps)
         with drafting(passage) as draft:
-            for place in places:
-                verifying.move_to(place)
-                for n in rng.sample(list(rows), len(rows)):
-                    _measure(stepping, verifying, draft, n, rng.randint(1, n), readings)
+            for repeat in range(repeats):
+                # Each number of rows is first in turn, and so comes to all places of the grid.
+                first = repeat % len(rows)
+                keeps = rng.choices(list(kept), list(kept.values()), k=len(rows))
+                for n, keep in zip([*rows[first:], *rows[:first]], keeps, strict=True):
+                    _measure(stepping, verifying, draft, n, keep, readings)
         stepping.close()
         verifying.close()
     return readings
@@ -113,23 +110,22 @@ def _measure(
     verifying: "_Place",
     draft: Callable[[], object],
     rows: int,
-    kept: int,
+    keep: int,
     into: Readings,
 ) -> None:
-    """A plain step, a pass of `rows` rows, and one behind the `kept` first of them."""
+    """A plain step, and a pass of `rows` rows behind a round that keeps `keep`."""
     for _ in range(LEAD):
         stepping.walk(1)
-    step = stepping.walk(1)
+    step = stepping.walk(1).verify_ms
+    before = max(rows, keep)
+    verifying.walk(before, keep)
+    draft()
+    found = verifying.walk(rows)
     into.step.append(step)
     into.before.setdefault(rows, []).append(step)
-    if rows > 1:
-        verifying.look(0, rows)  # Its state is in the caches then, as behind a round before.
-        verifying.rewind()
-        draft()
-    into.verify.setdefault(rows, []).append(verifying.look(0, rows).verify_ms)
-    if kept < rows:
-        into.rollback.setdefault(kept, []).append(verifying.look(kept, 1).rollback_ms)
-    verifying.rewind()
+    into.verify.setdefault(rows, []).append(found.verify_ms)
+    if keep < before:
+        into.rollback.setdefault(keep, []).append(found.rollback_ms)
 
 
 def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tensor:
@@ -151,13 +147,15 @@ def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tenso
 
 @contextmanager
 def passes_beside(
-    stage: Stage, passage: Passage, taps: Sequence[int], verify: Curve
+    stage: Stage, passage: Passage, taps: Sequence[int], verify: Curve, keep: int
 ) -> Iterator[RunPass]:
-    """What runs passes behind a passage's prompt, and sets each against its usual ms."""
-    origin = max(min(len(passage.prompt), stage.max_length - SPAN - max(verify.points)), 1)
+    """What runs passes behind a passage's prompt, of which each keeps up to `keep` rows, and sets
+    each against its usual ms."""
+    most = max(verify.points)
+    origin = max(min(len(passage.prompt), stage.max_length - SPAN - 2 * most), 1)
     place = _Place(stage, STEPPING, passage, origin, taps)
     try:
-        yield lambda rows: place.walk(rows) / verify.at(rows)
+        yield lambda rows: place.walk(rows, min(keep, rows)).verify_ms / verify.at(rows)
     finally:
         place.close()
 
@@ -174,58 +172,32 @@ class _Place:
         taps: Sequence[int] = (),
     ) -> None:
         self._stage, self._session, self._origin, self._taps = stage, session, origin, taps
-        # Where a stage cannot take back the token that an epoch began with.
-        keeps = session == VERIFYING and not getattr(stage, "rewinds", True)
-        self._keeper = cast(KeepingStage, stage) if keeps else None
         self._tokens = [*passage.prompt, *passage.output]
         self._ids: Iterator[int] = count()
-        self._open()
+        self._open(origin)
 
-    def _open(self) -> None:
+    def _open(self, context: int) -> None:
         self._context = 0
         self._stage.open(self._session, GREEDY, self._origin, self._taps)
-        self.move_to(self._origin)
-
-    def move_to(self, context: int) -> None:
-        """Go on to a later context."""
         while self._context < context:
             rows = min(PREFILL_ROWS, context - self._context)
-            rows -= bool(self._keeper and rows > 1 and self._context + rows == context)
-            self._run(self._context, rows, floor=self._context + rows, wanted=0)
+            self._run(rows, floor=self._context + rows, wanted=0)
             self._context += rows
-            if self._keeper and self._context == context - 1:
-                self._keeper.keep(self._session, KEPT)
 
-    def rewind(self) -> None:
-        """Stand at the context again, where the stage does not go back to it for the asking: at
-        what was kept a token before, with a pass that brings it to its place."""
-        if self._keeper:
-            before, size = self._context - 1, len(self._tokens)
-            seen = [self._tokens[place % size] for place in range(before)]
+    def walk(self, rows: int, keep: int = 1) -> Reply:
+        """A window of which `keep` rows stay, so one row is a plain step. Behind `SPAN` places it
+        is among the first ones again."""
+        if self._context >= self._origin + SPAN:
             self.close()
-            if before:
-                self._keeper.open_kept(self._session, GREEDY, seen, KEPT, self._taps)
-            else:
-                self._stage.open(self._session, GREEDY, self._origin, self._taps)
-            self._run(before, 1, floor=self._context, wanted=0)
+            self._open(self._context - SPAN)
+        reply = self._run(rows, floor=self._context + (rows == 1), wanted=rows)
+        self._context += keep
+        return reply
 
-    def walk(self, rows: int) -> float:
-        """A window of which the first row stays, so one row is a plain step; its ms. Now and then
-        it is the first behind the origin again."""
-        if self._context == self._origin + SPAN:
-            self.close()
-            self._open()
-        start, self._context = self._context, self._context + 1
-        return self._run(start, rows, floor=start + (rows == 1), wanted=rows).verify_ms
-
-    def look(self, ahead: int, rows: int) -> Reply:
-        """A window of `rows` rows `ahead` tokens from here, which the next one takes back."""
-        return self._run(self._context + ahead, rows, floor=self._context, wanted=rows)
-
-    def _run(self, start: int, rows: int, floor: int, wanted: int) -> Reply:
+    def _run(self, rows: int, floor: int, wanted: int) -> Reply:
         """One window, answered; the text is gone through again where it ends. Each opens an epoch
         of its own: what it leaves is not kept."""
-        number, size = next(self._ids), len(self._tokens)
+        start, number, size = self._context, next(self._ids), len(self._tokens)
         self._stage.submit(
             Window(
                 session=self._session,

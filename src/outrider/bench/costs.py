@@ -96,6 +96,13 @@ def rounds_of(counters: Counters) -> Rounds:
     )
 
 
+def kept_rows(counters: Counters) -> dict[int, int]:
+    """How many rounds of a run at depth 1 kept each number of rows, their first one included."""
+    at_least = [counters.windows_judged, *counters.accepted_at, 0]
+    counts = {n + 1: at_least[n] - at_least[n + 1] for n in range(len(at_least) - 1)}
+    return {rows: count for rows, count in counts.items() if count}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCost:
     """The mean round in ms, by part."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from outrider.bench import gates as gate
 from outrider.bench.calibration import Readings, calibrate, passes_beside, read_taps
-from outrider.bench.costs import Costs, Curve, rounds_of
+from outrider.bench.costs import Costs, Curve, kept_rows, rounds_of
 from outrider.bench.host import beyond_steps
 from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
 from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
@@ -23,7 +23,12 @@ from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Speculation
 from outrider.errors import ConfigError, RequestError
-from outrider.telemetry.counters import Counters, acceptance_rate, merge
+from outrider.telemetry.counters import (
+    Counters,
+    acceptance_rate,
+    mean_acceptance_length,
+    merge,
+)
 
 ROWS = (*range(1, 10), 12, 16, 24, 32, 48, 64)
 DRAFTS = 4
@@ -241,13 +246,14 @@ def _calibrate(engine: Engine, run: Measured, tools: Tools) -> Calibrated:
         engine.stage,
         passages,
         rows,
+        kept_rows(run.counters),
         needs.taps,
         settings.calibration_repeats,
         settings.seed,
         drafting,
     )
     tools.progress("replaying drafters", 0, 1)
-    verify = readings.verify_curve
+    verify, keep = readings.verify_curve, round(mean_acceptance_length(run.counters))
     walks = walk(
         make,
         [_passage(case) for case in run.cases],
@@ -255,7 +261,7 @@ def _calibrate(engine: Engine, run: Measured, tools: Tools) -> Calibrated:
         tools.clock,
         settings.walk_rounds,
         read,
-        lambda passage: passes_beside(engine.stage, passage, needs.taps, verify),
+        lambda passage: passes_beside(engine.stage, passage, needs.taps, verify, keep),
     )
     draft, opening = draft_costs(list(walks.values()))
     repeats = settings.calibration_repeats // 2

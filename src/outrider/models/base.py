@@ -30,10 +30,6 @@ class Model(Protocol):
         """Whether it ends in logits."""
 
     @property
-    def rewinds(self) -> bool:
-        """Whether states can take back every row of a pass, its first one included."""
-
-    @property
     def taps(self) -> range:
         """Numbers of the hidden states that it can hand over."""
 

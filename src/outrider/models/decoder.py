@@ -104,10 +104,6 @@ class Decoder:
         return self.head is not None
 
     @property
-    def rewinds(self) -> bool:
-        return True
-
-    @property
     def taps(self) -> range:
         """The tail has one more than its layers: the state behind the final norm."""
         first = self.first or EMBEDDING_TAP

@@ -68,11 +68,6 @@ class Part:
         return self._decoder.is_tail
 
     @property
-    def rewinds(self) -> bool:
-        """Whether the token that began an epoch can be taken back, too."""
-        return self._decoder.rewinds
-
-    @property
     def num_sessions(self) -> int:
         return len(self._slots)
 

@@ -26,11 +26,6 @@ class LlamaModel:
         self.context = context
 
     @property
-    def rewinds(self) -> bool:
-        """A pass leaves no snapshot of the state before its first row."""
-        return not self.context.weights.is_recurrent
-
-    @property
     def vocab_size(self) -> int:
         return self.context.weights.vocab_size
 
