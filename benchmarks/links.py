@@ -13,7 +13,7 @@ import argparse
 from contextlib import closing
 from dataclasses import dataclass
 
-from windows import Cell, commands, layer_cell, put, read
+from windows import Cell, commands, layer_times, put, read
 
 from outrider.assemble.engine import Engine
 from outrider.bench import workload
@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace) -> None:
     done = read(options.out) if options.out.exists() else []
     with options.out.open("a", encoding="utf-8") as file:
         if not done:
-            put(file, layer_cell(options) | {"round_trip_ms": options.rtt})
+            put(file, layer_times(options) | {"round_trip_ms": options.rtt})
         known = {(cell["leg"], cell["round"]) for cell in done if "leg" in cell}
         legs = [leg for leg in LEGS if options.legs in leg.name]
         if not legs:

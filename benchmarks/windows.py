@@ -1,28 +1,29 @@
 """Windows in flight over a link: tokens/s by round trip, acceptance and depth, beside the plan.
 
     python benchmarks/windows.py measure --out FILE [--target demo] [--stages 2] [--rtts 0,20,...]
-        [--rates 0.5,...] [--depths 1,2,...] [--width 8] [--tokens 2000] [--seconds 8]
-        [--in-process]
+        [--rates 0.5,...] [--depths 1,2,...] [--width 8] [--tokens 2000] [--seconds 2]
+        [--passes 3] [--in-process]
     python benchmarks/windows.py show FILE [--plot PNG]
 
 `measure` cuts the target into stages (processes, unless --in-process) with half of the round trip
-on each way, times its layers beforehand, and decodes with a drafter that knows the target's own
-output and is wrong at each place with a fixed chance. Every cell is appended to FILE as one line of
-JSON (of several that fit `--seconds` the one of median speed), so an interrupted run goes on where
-it was. `show` prints Markdown: the measured surface, the law, and how far `outrider plan` is off,
-each at the acceptance that the cell had. `--plot` draws the surface (needs matplotlib). Output must
-equal plain decoding in every cell.
+on each way and decodes with a drafter that knows the target's own output and is wrong at each place
+with a fixed chance, for about `--seconds`. The cells of a round trip run in turn, `--passes` times,
+each time with stages of their own and behind layer times of its own, so that a slow moment of the
+machine hits all of them. Every run is appended to FILE as one line of JSON, so an interrupted
+measurement goes on where it was. `show` prints Markdown: the measured surface, the law, and how far
+`outrider plan` is off, each at the acceptance that the cell had, medians of the passes. `--plot`
+draws the surface (needs matplotlib). Output must equal plain decoding in every cell.
 """
 
 import argparse
 import json
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -105,19 +106,20 @@ def truth_of(options: argparse.Namespace) -> tuple[list[int], list[int]]:
 def measure(options: argparse.Namespace) -> None:
     done = read(options.out) if options.out.exists() else []
     with options.out.open("a", encoding="utf-8") as file:
-        if not done:
-            put(file, layer_cell(options))
-        known = {(cell["rtt"], cell["rate"], cell["depth"]) for cell in done if "rtt" in cell}
+        known = {(cell["pass"], cell["rtt"], cell["rate"], cell["depth"]) for cell in done}
         prompt, truth = truth_of(options)
-        for rtt in options.rtts:
-            wanted = [key for key in cells(options, rtt) if key not in known]
+        for number, rtt in product(range(options.passes), options.rtts):
+            wanted = [key for key in cells(options, rtt) if (number, *key) not in known]
             if not wanted:
                 continue
+            beside = {"pass": number, "beforehand": layer_times(options)}
             with closing(Engine.load_run(config(options, rtt))) as engine:
                 run = partial(run_cell, engine, options, prompt, truth)
                 run((rtt, 0.9, 2))  # the first one warms up
                 for key in wanted:
-                    put(file, usual(partial(run, key), options.seconds))
+                    cell = run(key)
+                    put(file, cell | beside)
+                    print(*key, f"{cell['speed']:.1f} tokens/s", flush=True)
 
 
 def cells(options: argparse.Namespace, rtt: float) -> Iterator[tuple[float, float, int]]:
@@ -126,14 +128,6 @@ def cells(options: argparse.Namespace, rtt: float) -> Iterator[tuple[float, floa
     for rate in options.rates:
         for depth in options.depths:
             yield rtt, rate, depth
-
-
-def usual(run: Callable[[], Cell], seconds: float) -> Cell:
-    """The cell of median speed of as many as run in the time asked for."""
-    found, until = list[Cell](), time.monotonic() + seconds
-    while not found or time.monotonic() < until:
-        found.append(run())
-    return sorted(found, key=lambda cell: float(cell["speed"]))[len(found) // 2]
 
 
 def run_cell(
@@ -181,8 +175,8 @@ def cell_of(key: tuple[float, float, int], counters: Counters) -> Cell:
     }
 
 
-def layer_cell(options: argparse.Namespace) -> Cell:
-    """Layer times, measured before any stage runs."""
+def layer_times(options: argparse.Namespace) -> Cell:
+    """What the plan knows of the target and of stages on this machine."""
     run = config(options, 0.0)
     target = load_target(run.target)
     times = measure_layers(target.decoder)
@@ -192,8 +186,7 @@ def layer_cell(options: argparse.Namespace) -> Cell:
         "stages": times.stages(sizes, wired=not options.in_process),
         "width": options.width,
         "parallel": not options.in_process,
-        "window_ms": beside.window_ms,
-        "crowding": beside.crowding,
+        **asdict(beside),
         "target": options.target,
         "layer_ms": {kind: list(curve) for kind, curve in times.layer.items()},
     }
@@ -209,8 +202,6 @@ def split(layers: range, count: int) -> list[range]:
 def put(file: Any, cell: Cell) -> None:
     file.write(json.dumps(cell) + "\n")
     file.flush()
-    if "rtt" in cell:
-        print({name: cell[name] for name in ("rtt", "rate", "depth", "speed")}, flush=True)
 
 
 def read(path: Path) -> list[Cell]:
@@ -218,14 +209,11 @@ def read(path: Path) -> list[Cell]:
 
 
 def show(options: argparse.Namespace) -> None:
-    head, *found = read(options.file)
-    for cell in found:
-        pipeline = pipeline_of(head, cell)
-        cell["law"] = law(pipeline, cell["acceptance"], head["width"])
-        cell["plan"] = speed(pipeline, cell["acceptance"], head["width"], cell["depth"])
-        if not cell["rate"]:
-            cell["plan"] = cell["law"] = plain(pipeline)
-        cell["off"] = cell["plan"] / cell["speed"] - 1
+    runs: dict[tuple[float, float, int], list[Cell]] = {}
+    for cell in read(options.file):
+        key = cell["rtt"], cell["rate"], cell["depth"]
+        runs.setdefault(key, []).append(cell | expected(cell))
+    found = [usual(cells) for cells in runs.values()]
     print("\n".join(surface(found)))
     offs = [abs(cell["off"]) for cell in found]
     print(f"\nplan: off by {statistics.median(offs):.1%} at the median, {max(offs):.1%} at worst")
@@ -233,8 +221,27 @@ def show(options: argparse.Namespace) -> None:
         plot(found, options.plot)
 
 
-def pipeline_of(head: Cell, cell: Cell) -> Pipeline:
-    known = {name: head[name] for name in ("stages", "parallel", "window_ms", "crowding")}
+def expected(cell: Cell) -> Cell:
+    """What law and plan say of a run from the layer times before it."""
+    pipeline, width = pipeline_of(cell), cell["beforehand"]["width"]
+    if not cell["rate"]:
+        return dict.fromkeys(("law", "plan"), plain(pipeline))
+    return {
+        "law": law(pipeline, cell["acceptance"], width),
+        "plan": speed(pipeline, cell["acceptance"], width, cell["depth"]),
+    }
+
+
+def usual(runs: Sequence[Cell]) -> Cell:
+    """The medians of a cell's runs."""
+    names = ("acceptance", "speed", "law", "plan")
+    middle = {name: statistics.median(cell[name] for cell in runs) for name in names}
+    return runs[0] | middle | {"off": middle["plan"] / middle["speed"] - 1}
+
+
+def pipeline_of(cell: Cell) -> Pipeline:
+    names = ("stages", "parallel", "window_ms", "draft_ms", "crowding", "void_ms")
+    known = {name: cell["beforehand"][name] for name in names}
     return Pipeline(**known, round_trip_ms=cell["rtt"])
 
 
@@ -306,7 +313,8 @@ def main() -> None:
     ask.add_argument("--depths", type=numbers(int), default=[1, 2, 4, 8, 16])
     ask.add_argument("--width", type=int, default=8)
     ask.add_argument("--tokens", type=int, default=2000)
-    ask.add_argument("--seconds", type=float, default=8.0)
+    ask.add_argument("--seconds", type=float, default=2.0)
+    ask.add_argument("--passes", type=int, default=3)
     ask.add_argument("--in-process", action="store_true")
     ask.set_defaults(run=measure)
     told.add_argument("--plot", type=Path)

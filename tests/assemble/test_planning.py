@@ -1,5 +1,6 @@
 """The plan: measured layer times make stages, and the best cut, width and depth are named."""
 
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,10 @@ from outrider.assemble.planning import (
     measure_layers,
 )
 from outrider.config.run import LinkConfig, RunConfig, StagesConfig, TargetConfig
+from outrider.core_types import Reply
+from outrider.engine import session
 from outrider.engine.pipeline import Pipeline, speed
+from tests.exactness.targets import engine
 from tests.helpers.runs import make_decoder
 
 ROWS = MEASURED[-1]
@@ -94,24 +98,45 @@ def test_layers_are_measured_by_kind(tmp_path: Path):
 
 
 class Crowded:
-    """Two stages of 10 ms in turn, 6 ms of waking up for each window, passes 1.5 times as long
-    while both are busy. Scripted time."""
+    """Two stages of 10 ms each in scripted time: 6 ms of waking up for each window and 0.5 for each
+    draft, 15 ms between windows, and 2 ms that each void one costs the first behind it, beside half
+    of such a pass."""
+
+    vocab_size, max_length, exact, replied, num_sessions = 50, 1000, True, False, 0
 
     def __init__(self):
-        self.now = 0.0
-        self.waiting = []
+        self.now = self.last = 0.0
+        self.queue = deque()
+        self.epoch = self.void_epoch = -1
         self.closed = False
 
     def open(self, session, sampling, prompt_len, taps=()):
+        self.queue.clear()
+        self.epoch = self.void_epoch = -1
+
+    def close(self, session):
         pass
 
+    def void(self, session, epoch):
+        self.void_epoch = epoch
+
     def submit(self, window):
-        self.waiting.append(window)
+        alone = self.now + 26.0 + (0.5 * 8 if len(window.tokens) > 1 else 0.0)
+        if window.epoch == self.epoch:
+            self.last = max(alone, self.last + 15.0)
+        else:
+            void = sum(one.epoch <= self.void_epoch for one, _ in self.queue)
+            self.last = alone + (7.5 + 2.0 * void if void else 0.0)
+        self.epoch = window.epoch
+        self.queue.append((window, self.last))
 
     def poll(self):
-        first, self.waiting = self.waiting, []
-        self.now += (6 + 20 + 15 * (len(first) - 1)) / 1e3
-        return first
+        window, due = self.queue.popleft()
+        if window.epoch <= self.void_epoch:
+            return [Reply(session=window.session, id=window.id, skipped=True)]
+        self.now = max(self.now, due)
+        tokens = [place * place % 50 for place in range(window.start, window.end)]
+        return [Reply(session=window.session, id=window.id, tokens=tuple(tokens[-window.wanted :]))]
 
     def shutdown(self):
         self.closed = True
@@ -119,11 +144,14 @@ class Crowded:
 
 def test_stages_that_share_a_machine_are_tried_together(monkeypatch):
     stage = Crowded()
-    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: stage.now))
-    beside = trial.try_stages(stage, [[10.0] * 8, [10.0] * 8])
+    clock = SimpleNamespace(perf_counter=lambda: stage.now / 1e3)
+    monkeypatch.setattr(session, "time", clock)
+    beside = trial.try_stages(engine(stage, None), [[10.0] * 8, [10.0] * 8])
     assert stage.closed
     assert beside.window_ms == pytest.approx(6.0)
+    assert beside.draft_ms == pytest.approx(0.5)
     assert beside.crowding == pytest.approx(1.5)
+    assert beside.void_ms == pytest.approx(2.0)
     question = Question(acceptance=0.95, round_trip_ms=0.0)
     stages = StagesConfig(count=2, processes=True)
     alone, shared = (answer(TIMES, stages, question, one) for one in (trial.Beside(), beside))

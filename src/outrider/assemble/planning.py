@@ -14,8 +14,10 @@ from outrider.assemble.cut import cut
 from outrider.assemble.setup import make_picker
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
-from outrider.assemble.trial import FULL, Beside, try_stages
+from outrider.assemble.trial import CAPACITY, LIMITS, Beside, try_stages
 from outrider.config.run import LinkConfig, RunConfig, StagesConfig
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import OFF, Engine, Speculation
 from outrider.engine.pipeline import Pipeline, Shape, best, law, plain, speed, steps
 from outrider.models.decoder import Decoder, Layer
 from outrider.models.pass_plan import Span
@@ -84,8 +86,13 @@ def measure_beside(config: RunConfig, target: LoadedTarget, times: LayerTimes) -
     if not stages.processes or stages.address:
         return Beside()
     sizes = [last - first for first, last in cut(stages, len(times.kinds))]
-    stage = make_stage(replace(config, stages=stages), target, FULL * BALANCED_AT)
-    return try_stages(stage, times.stages(sizes, wired=True))
+    stage = make_stage(replace(config, stages=stages), target, CAPACITY)
+    engine = Engine(
+        stage,
+        target.tokenizer,
+        Speculation(method=OFF, drafter=None, budget=lambda: FixedBudget(0), windows=LIMITS),
+    )
+    return try_stages(engine, times.stages(sizes, wired=True))
 
 
 def answer(
@@ -148,10 +155,11 @@ def _pipeline(
         stages=times.stages(sizes, wired=stages.is_apart),
         round_trip_ms=link.delay_ms * ways if told is None else told,
         row_ms=times.row_bytes * 8 / (link.mbps * 1e3) if link.mbps else 0.0,
-        draft_ms=question.draft_ms,
+        draft_ms=question.draft_ms + beside.draft_ms,
         parallel=stages.is_apart,
         window_ms=beside.window_ms,
         crowding=beside.crowding,
+        void_ms=beside.void_ms,
     )
 
 

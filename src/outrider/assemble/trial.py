@@ -1,71 +1,126 @@
-"""What stages on one machine take beyond their layers, measured on the stages themselves.
+"""What stages on one machine take beyond their layers, measured by decoding through them.
 
-They share its processors and caches, and each hands on what another process must wake up for. None
-of that is in layer times that were measured alone; stages on machines of their own have less of it.
+They share its processor and caches with each other and with what follows the text, and each hands
+on what another process must wake up for. None of that is in layer times that were measured alone;
+stages on machines of their own have less of it.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 
-from outrider.assemble.calibration import timed_window
+from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.engine.budget import FixedBudget
+from outrider.engine.engine import Engine, WindowLimits
 from outrider.sampling.params import SamplingParams
-from outrider.stage.base import Stage
 
-ROWS = (1, 8)
-TIMES = 12
+PROMPT = (0,)
+ROWS = 8
 FULL = 8
 """Windows in flight that keep every stage busy."""
+LIMITS = WindowLimits(width=ROWS, depth=FULL)
+CAPACITY = ROWS * FULL + 1
+"""Rows in flight, with the last one of the window before them."""
+WINDOWS = 2 * FULL
+TOKENS = ROWS * (WINDOWS + FULL)
+TURNS = 9
+GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """As `Pipeline` has them: ms of a window beyond the passes, and how much longer passes take
-    while all stages are busy."""
+    """As `Pipeline` has them: ms of a window beyond the passes and of each draft in it, how much
+    longer passes take while all stages are busy, and ms that each void window takes from the first
+    one behind it."""
 
     window_ms: float = 0.0
+    draft_ms: float = 0.0
     crowding: float = 1.0
+    void_ms: float = 0.0
 
 
-def try_stages(stage: Stage, stages: Sequence[Sequence[float]]) -> Beside:
-    """Run windows through `stage`, which is then shut down, alone and in a row.
+@dataclass(slots=True)
+class Known:
+    """A drafter that reads on in a text, or always says something else."""
+
+    text: Sequence[int]
+    vocab: int
+    right: bool = True
+    name: str = "known"
+    needs: Needs = field(default_factory=Needs)
+
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        tokens = self.text[len(context) : len(context) + budget]
+        drafts = tuple((token + (not self.right)) % self.vocab for token in tokens)
+        return Draft(tokens=drafts, source=self.name) if drafts else None
+
+    def observe(self, commit: Commit) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def try_stages(engine: Engine, stages: Sequence[Sequence[float]]) -> Beside:
+    """Decode through `engine`, which is then closed: plainly, and the same text in windows of which
+    all are right, one at a time and in a row, or none.
 
     `stages` are the ms of passes of 1, 2, ... rows through each part alone.
     """
-    with closing(_Runs(stage)) as runs:
-        runs(ROWS[-1], FULL)  # first calls are no measure
-        alone = {rows: _usual(runs, rows, 1) for rows in ROWS}
-        extra = [ms - sum(part[rows - 1] for part in stages) for rows, ms in alone.items()]
-        window_ms = max(sum(extra) / len(extra), 0.0)
-        rows = ROWS[-1]
-        pace = (_usual(runs, rows, FULL) - alone[rows]) / (FULL - 1)
-    slowest = max(window_ms, *(part[rows - 1] for part in stages))
-    return Beside(window_ms=window_ms, crowding=max(pace / slowest, 1.0))
+    vocab = engine.stage.vocab_size
+    with closing(engine):
+        text = _text(engine)
+        right, wrong = Known(text, vocab), Known(text, vocab, right=False)
+        # In turn, so that a slow moment of the machine hits all of them.
+        turns = [
+            (
+                _window_ms(engine, WINDOWS, None),
+                _window_ms(engine, WINDOWS, right),
+                _window_ms(engine, WINDOWS, right, FULL),
+                _window_ms(engine, WINDOWS, wrong, FULL),
+            )
+            for _ in range(1 + TURNS)
+        ][1:]  # first calls are no measure
+    step, one, full, void = (median(times) for times in zip(*turns, strict=True))
+    alone, plain = (
+        max(ms - sum(part[rows - 1] for part in stages), 0.0)
+        for ms, rows in ((one, ROWS), (step, 1))
+    )
+    draft_ms = max(alone - plain, 0.0) / ROWS
+    # The first window of a leg has none before it.
+    pace, epoch = ((ms * WINDOWS - one) / (WINDOWS - 1) for ms in (full, void))
+    slowest = max(plain + draft_ms * ROWS, *(part[ROWS - 1] for part in stages))
+    return Beside(
+        window_ms=plain,
+        draft_ms=draft_ms,
+        crowding=max(pace / slowest, 1.0),
+        void_ms=max((epoch - one - pace / 2) / (FULL - 1), 0.0),
+    )
 
 
-def _usual(run: Callable[[int, int], float], rows: int, windows: int) -> float:
-    return median(run(rows, windows) for _ in range(TIMES))
+def _text(engine: Engine) -> list[int]:
+    """The prompt and what plain decoding makes of it."""
+    running = engine.generate(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
+    return [*PROMPT, *(token for piece in running for token in piece.tokens)]
 
 
-class _Runs:
-    """Windows of a session, one behind the other."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage, self._end = stage, 0
-        stage.open(0, SamplingParams(), 1)
-
-    def __call__(self, rows: int, windows: int) -> float:
-        """Milliseconds until `windows` windows sent at once are answered."""
-        began, waiting = time.perf_counter(), windows
-        for _ in range(windows):
-            self._stage.submit(timed_window(self._end, rows))
-            self._end += rows
-        while waiting:
-            waiting -= len(self._stage.poll())
-        return (time.perf_counter() - began) * 1e3
-
-    def close(self) -> None:
-        """End the stages too."""
-        self._stage.shutdown()
+def _window_ms(engine: Engine, windows: int, drafter: Known | None, depth: int = 1) -> float:
+    """What a window takes that is no void one, over `windows` of them; without a drafter it is a
+    plain step."""
+    request = engine.prepare(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
+    if drafter:
+        speculation = replace(
+            request.speculation,
+            drafter=lambda *_: drafter,
+            budget=lambda: FixedBudget(ROWS),
+            windows=replace(LIMITS, depth=depth),
+        )
+        request = replace(request, speculation=speculation)
+    running = engine.begin(request)
+    pieces, counters = iter(running), running.counters
+    # Not to the end of the text: windows in flight would run out before it.
+    while counters.windows_judged < windows:
+        next(pieces)
+    running.close()
+    return counters.predicted_ms / counters.windows_judged

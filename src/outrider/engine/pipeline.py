@@ -23,7 +23,8 @@ class Pipeline:
     `stages[i][n - 1]` is a pass of n rows through stage i. `round_trip_ms` are all links together;
     `row_ms` is what one row occupies a link for. `draft_ms` is drafting one token, `window_ms` what
     the coordinator spends on a window beside. `parallel`: the parts work at the same time, each
-    `crowding` times as long as alone where they share a processor.
+    `crowding` times as long as alone where they share a processor; there an epoch's first window
+    waits `void_ms` for each void one before it, too.
     """
 
     stages: Sequence[Sequence[float]]
@@ -33,6 +34,7 @@ class Pipeline:
     window_ms: float = 0.0
     parallel: bool = True
     crowding: float = 1.0
+    void_ms: float = 0.0
 
     @property
     def widest(self) -> int:
@@ -66,8 +68,7 @@ class Shape:
 
 def epoch_ms(pipeline: Pipeline, acceptance: float, width: int, depth: int) -> float:
     """Expected time of an epoch, from its first window to the answer that ends it."""
-    crowding = pipeline.crowding if depth > 1 else 1.0
-    first = pipeline.round_trip_ms + pipeline.fill_ms(width) * crowding
+    first = pipeline.round_trip_ms + pipeline.fill_ms(width)
     pace = pipeline.pace_ms(width)
     on = acceptance**width
     windows = on / (1.0 - on)
@@ -81,15 +82,13 @@ def epoch_ms(pipeline: Pipeline, acceptance: float, width: int, depth: int) -> f
 def _stale(pipeline: Pipeline, width: int, depth: int) -> float:
     """Wait of an epoch's first window for passes of void ones, where such are still about.
 
-    A part of its own has half a pass before it; where the coordinator's part was measured, with all
-    on one machine, every part has, and a tenth of the coordinator's time with each void window, as
-    measured. Parts that take turns lose more, until they hear of it: a third of that time.
+    It has half a pass of the slowest part before it. Parts that take turns lose more, until they
+    hear of it: a third of that time.
     """
     pace, way = pipeline.pace_ms(width), pipeline.round_trip_ms / 2
     if pipeline.parallel:
         void = depth - 1 - pipeline.round_trip_ms / pace
-        parts = sum(pipeline.parts_ms(width)) * pipeline.crowding if pipeline.window_ms else pace
-        return parts / 2 + void * pipeline.window_ms / 10 if void > 0 else 0.0
+        return pace / 2 + void * pipeline.void_ms if void > 0 else 0.0
     return min(max((depth - 1) * pace - way, 0.0), way) / 3
 
 
