@@ -45,12 +45,18 @@ def seam_faults(source: Source) -> list[str]:
 
 
 def environment_faults(source: Source) -> list[str]:
-    """Reads of the process environment outside `config/`."""
+    """Reads of the process environment outside `config/`; telling a library something is none."""
     names = {"environ", "environb", "getenv", "putenv"}
+    nodes = list(ast.walk(source.tree))
+    written = {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    }
     hits = [
         node
-        for node in ast.walk(source.tree)
-        if (isinstance(node, ast.Attribute) and node.attr in names)
+        for node in nodes
+        if (isinstance(node, ast.Attribute) and node.attr in names and node not in written)
         or (isinstance(node, ast.ImportFrom) and names & {alias.name for alias in node.names})
     ]
     return [f"{source.path}:{node.lineno}" for node in hits if source.part != "config"]
