@@ -16,7 +16,7 @@ SEAMS = {
     "llama_cpp": ("models/llamacpp/",),
     "llvmlite": ("ops/jit.py",),
     "numba": ("ops/jit.py", "ops/fused.py"),
-    "numpy": ("models/gguf_file.py", "ops/jit"),
+    "numpy": ("models/gguf_file.py", "ops/jit", "ops/pages.py"),
     "prometheus_client": ("server/metrics.py",),
     "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),
     "ray": ("stage/cluster.py",),

@@ -105,6 +105,20 @@ def test_passes_on_several_threads_have_the_bits_of_steps_on_one(use, decoder):
             assert torch.equal(hidden_rows(decoder, tokens, cut), alone)
 
 
+def test_a_pass_of_several_sequences_on_several_threads_has_the_bits_of_each_alone(use, decoder):
+    prompts = [random_tokens(rows, seed=rows) for rows in (70, 1, 33)]
+    tokens = [token for prompt in prompts for token in prompt]
+    use(1)
+    alone = torch.cat([hidden_rows(decoder, prompt, 1) for prompt in prompts])
+    for threads in COUNTS:
+        use(threads)
+        states = [decoder.new_state("log", 64) for _ in prompts]
+        spans = [Span(s, len(p), revocable=False) for s, p in zip(states, prompts, strict=True)]
+        with torch.inference_mode():
+            packed = decoder.run(decoder.embed(torch.tensor(tokens)), spans)[0]
+        assert torch.equal(packed, alone)
+
+
 def test_two_sequences_at_once_share_the_workers(use, decoder):
     prompts = [random_tokens(130, seed=seed) for seed in range(4)]
     use(1)

@@ -7,7 +7,7 @@ the CPU, row by row. docs/decisions/fused-kernels.md has the measurements.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outrider.ops.pages import Pages
 from outrider.ops.workers import share
 
 LOG = logging.getLogger(__name__)
@@ -48,16 +49,18 @@ class Product:
 class Fused:
     """Compiled kernels over fp32 tensors on the CPU, from the module `outrider.ops.jit` and others.
 
-    delta, attention: what lies between the products of the two kinds of layers. block, keep,
-    choose: a block drafter's pass, what its context keeps, and its greedy tokens.
+    delta: what lies between the products of a recurrent layer. attention: the module with what does
+    between those of an attention layer. block, keep, choose: a block drafter's pass, what its
+    context keeps, and its greedy tokens. pages: where the weights of products lie.
     """
 
     jit: Any
     delta: Callable[..., None]
-    attention: Callable[..., None]
+    attention: Any
     block: Callable[..., None]
     keep: Callable[..., None]
     choose: Callable[..., None]
+    pages: Pages = field(default_factory=Pages)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Product:
         """The product for weight [out, in], bias [out] or None."""
@@ -68,7 +71,9 @@ class Fused:
         packed = pad(weight, (0, 0, 0, missing)).view(blocks, block, size).transpose(1, 2)
         added = torch.zeros(out) if bias is None else bias
         sums = pad(added, (0, missing)).view(blocks, block).numpy()
-        return Product(packed.contiguous().numpy(), sums, out, self.jit.linear)
+        kept = self.pages.empty((blocks, size, block))
+        torch.from_numpy(kept).copy_(packed)
+        return Product(kept, sums, out, self.jit.linear)
 
     def unit(self, x: Tensor, eps: float) -> Tensor:
         """Rows of x [n, width] over their lengths."""
@@ -125,8 +130,11 @@ class Fused:
         result = torch.empty(projected.shape[0], shape[0] * shape[2])
         keys = int(plan[0][0, 0]) + len(result)
         ns = keys * result.numel() // ATTENTION_RATE
-        arguments = projected.numpy(), *plan, shape, scale, eps, turns, result.numpy()
-        share(ns, shape[1], self.attention, *arguments)
+        kernels, given, rows = self.attention, projected.numpy(), plan[0][:, 1].tolist()
+        turned = given, *plan, shape, scale, eps, turns
+        share(given.size, shape[1], kernels.keep_attention, *turned)
+        units = sum(-(-count // kernels.TOGETHER) for count in rows) * shape[1]
+        share(ns, units, kernels.mix_attention, given, *plan, shape, result.numpy())
         return result
 
     def gated(self, both: Tensor) -> Tensor:
@@ -161,7 +169,7 @@ def load_fused() -> Fused:
     return Fused(
         jit,
         jit_delta.mix_delta,
-        jit_attention.mix_attention,
+        jit_attention,
         jit_block.run_block,
         jit_block.keep_features,
         jit_draft.choose_rows,

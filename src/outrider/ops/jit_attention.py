@@ -82,16 +82,22 @@ def _prepare(given, at, head, shape, scale, eps, turns, keys, values):
 
 
 @inner
-def attend_head(head, projected, start, shape, scale, eps, turns, keys, values, first, last, out):
-    """Attention of one key-value head for rows of a projection from position `start` on, with its
-    columns of out [n, heads width]. Rows beyond those of `out` only keep keys and values."""
+def keep_head(head, projected, start, shape, scale, eps, turns, keys, values):
+    """Turn queries and keys of one key-value head of a projection from position `start` on, and
+    keep keys and values."""
+    for row in range(len(projected)):
+        _prepare(projected[row], start + row, head, shape, scale, eps, turns, keys, values)
+
+
+@inner
+def attend_head(head, projected, shape, keys, values, first, last, out):
+    """Attention of one key-value head, as `keep_head` left it, for its columns of out
+    [n, heads width]."""
     heads, kept, width = shape[:3]
     rows, group = len(out), heads // kept
     low, high = head * group * width, (head + 1) * group * width
     queries = np.empty((rows, group, width), np.float32)
     results = np.empty((rows, group, width), np.float32)
-    for row in range(len(projected)):
-        _prepare(projected[row], start + row, head, shape, scale, eps, turns, keys, values)
     for row in range(rows):
         queries[row] = projected[row, low:high].reshape((group, width))
     _attend(queries, keys, values, head, first, last, results)
@@ -99,21 +105,47 @@ def attend_head(head, projected, start, shape, scale, eps, turns, keys, values, 
         out[row, low:high] = results[row].reshape(-1)
 
 
-@entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1], f8, f4[:, :, ::1], f4[:, ::1]")
-def mix_attention(begin, end, projected, spans, layer, shape, scale, eps, turns, out):
-    """From the projection [N, ..] of an attention layer to the input of its last product.
+@inner
+def _pages(span, layer, kept, width):
+    """Keys [pages, kept, width, PAGE] and values [pages, kept, PAGE, width] of a span's layer."""
+    half = 4 * span[3] * kept * PAGE * width
+    keys = array(span[2] + 2 * layer * half, (span[3], kept, width, PAGE))
+    return keys, array(span[2] + (2 * layer + 1) * half, (span[3], kept, PAGE, width))
+
+
+@entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1], f8, f4[:, :, ::1]")
+def keep_attention(begin, end, projected, spans, layer, shape, scale, eps, turns):
+    """What attention reads, from the projection [N, ..] of its layer: queries and keys turned where
+    they are, keys and values kept.
 
     Key-value heads from `begin` to `end`. shape: query heads, key-value heads, width; whether gates
     follow; sliding window, or 0. scale [heads, width] or empty. turns: cos and sin [2, max_length,
-    width]. out [N, heads width]. Keys lie in their pages by column, [width, PAGE], so that a page's
-    scores are one product.
+    width]. Keys lie in their pages by column, [width, PAGE], so that a page's scores are one
+    product.
+    """
+    done = 0
+    for span in spans:
+        keys, values = _pages(span, layer, shape[1], shape[2])
+        given = projected[done : done + span[1]]
+        for head in range(begin, end):
+            rest = np.float32(eps), turns, keys, values
+            keep_head(head, given, span[0], shape, scale, *rest)
+        done += span[1]
+
+
+@entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1]")
+def mix_attention(begin, end, projected, spans, layer, shape, out):
+    """From what `keep_attention` left to the input of the last product, out [N, heads width].
+
+    Of all pairs of up to `TOGETHER` rows and a key-value head those from `begin` to `end`, in an
+    order in which equal numbers of them are about equal work: first, last, second, last but one.
     """
     heads, kept, width, gated, window = shape
-    done, group, gates = 0, heads // kept, (heads + 2 * kept) * width
+    done, group, gates, unit, units = 0, heads // kept, (heads + 2 * kept) * width, 0, 0
     for span in spans:
-        half = 4 * span[3] * kept * PAGE * width
-        keys = array(span[2] + 2 * layer * half, (span[3], kept, width, PAGE))
-        values = array(span[2] + (2 * layer + 1) * half, (span[3], kept, PAGE, width))
+        units += -(-span[1] // TOGETHER) * kept
+    for span in spans:
+        keys, values = _pages(span, layer, kept, width)
         for near in range(0, span[1], TOGETHER):
             start, rows = span[0] + near, min(TOGETHER, span[1] - near)
             first, last = np.zeros(rows, np.int64), np.empty(rows, np.int64)
@@ -121,9 +153,12 @@ def mix_attention(begin, end, projected, spans, layer, shape, scale, eps, turns,
                 last[row] = start + row
                 first[row] = max(0, last[row] - window + 1) if window > 0 else 0
             given, found = projected[done : done + rows], out[done : done + rows]
-            for head in range(begin, end):
-                rest = np.float32(eps), turns, keys, values, first, last, found
-                attend_head(head, given, start, shape, scale, *rest)
+            for head in range(kept):
+                turn_of = 2 * unit if 2 * unit < units else 2 * (units - unit) - 1
+                unit += 1
+                if turn_of < begin or turn_of >= end:
+                    continue
+                attend_head(head, given, shape, keys, values, first, last, found)
                 low, high = head * group * width, (head + 1) * group * width
                 for row in range(rows if gated else 0):
                     close(found[row, low:high], given[row, gates + low : gates + high])

@@ -7,7 +7,7 @@ Weights lie where `jit.linear` wants them; `weights` holds the addresses of each
 import numpy as np
 
 from outrider.ops.jit import BLOCK, add_unit_rows, array, entry, gated, inner, linear, unit_rows
-from outrider.ops.jit_attention import PAGE, attend_head, turn
+from outrider.ops.jit_attention import PAGE, attend_head, keep_head, turn
 
 
 @inner
@@ -26,8 +26,8 @@ def _mix(projected, start, kept, seen, shape, scale, eps, turns, out):
     """
     keys = kept[0].reshape((kept.shape[1], kept.shape[2], kept.shape[4], PAGE))
     for head in range(shape[1]):
-        rest = eps, turns, keys, kept[1], seen[0], seen[1], out
-        attend_head(head, projected, start, shape, scale, *rest)
+        keep_head(head, projected, start, shape, scale, eps, turns, keys, kept[1])
+        attend_head(head, projected, shape, keys, kept[1], seen[0], seen[1], out)
 
 
 @entry(
