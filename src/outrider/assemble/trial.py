@@ -118,9 +118,10 @@ def _window_ms(engine: Engine, windows: int, drafter: Known | None, depth: int =
         )
         request = replace(request, speculation=speculation)
     running = engine.begin(request)
-    pieces, counters = iter(running), running.counters
-    # Not to the end of the text: windows in flight would run out before it.
-    while counters.windows_judged < windows:
-        next(pieces)
+    counters = running.counters
+    for _ in running:
+        # Not to the end of the text: windows in flight would run out before it.
+        if counters.windows_judged >= windows:
+            break
     running.close()
-    return counters.predicted_ms / counters.windows_judged
+    return counters.predicted_ms / max(counters.windows_judged, 1)
