@@ -14,11 +14,13 @@ from outrider.assemble.planning import (
     answer,
     measure_beside,
     measure_layers,
+    plan,
 )
 from outrider.config.run import LinkConfig, RunConfig, StagesConfig, TargetConfig
 from outrider.core_types import Reply
 from outrider.engine import session
 from outrider.engine.pipeline import Pipeline, speed
+from outrider.errors import ConfigError
 from tests.exactness.targets import engine
 from tests.helpers.runs import make_decoder
 
@@ -84,6 +86,12 @@ def test_links_are_taken_as_configured_unless_told():
     assert found["round_trip_ms"] == 60.0  # two hops and the way back
     remote = StagesConfig(link=LinkConfig(delay_ms=20.0))
     assert answer(TIMES, remote, Question(acceptance=0.5))["round_trip_ms"] == 40.0
+
+
+def test_a_context_too_short_to_measure_in_is_refused():
+    run = RunConfig(target=TargetConfig(path="demo", max_length=100))
+    with pytest.raises(ConfigError, match=r"target\.max_length = 100 leaves no room.* 512 or more"):
+        plan(run, Question(acceptance=0.9))
 
 
 def test_layers_are_measured_by_kind(tmp_path: Path):

@@ -181,6 +181,8 @@ def passes(model: Decoder | Head | Pass, whole: Decoder | None = None) -> Pass:
 
 def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:
     layers = model.layers if isinstance(model, Head) else model
+    if state.length + rows > layers.max_length:
+        state.reset()
     tokens = torch.zeros(rows, dtype=torch.int64, device=layers.device)
     if isinstance(model, Head):
         features = torch.zeros_like(layers.embed(tokens))

@@ -19,6 +19,7 @@ from outrider.config.run import LinkConfig, RunConfig, StagesConfig
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import OFF, Engine, Speculation
 from outrider.engine.pipeline import Pipeline, Shape, best, law, plain, speed, steps
+from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder, Layer
 from outrider.models.pass_plan import Span
 from outrider.sampling.params import SamplingParams
@@ -32,6 +33,8 @@ SECONDS = 0.8
 BALANCED_AT = 8
 """Rows of the window for which a balanced cut makes the slowest stage as fast as can be."""
 MOST_CUTS = 50_000
+LEAST_LENGTH = 512
+"""Positions that passes and the trial of stages go through at most."""
 ALONE = Beside()
 
 
@@ -76,6 +79,11 @@ def plan(config: RunConfig, question: Question) -> dict[str, object]:
         threads = max((os.cpu_count() or 1) // stages.count, 1)
         config = replace(config, target=replace(config.target, threads=threads))
     target = load_target(config.target)
+    if target.decoder.max_length < LEAST_LENGTH:
+        raise ConfigError(
+            f"target.max_length = {target.decoder.max_length} leaves no room to measure passes: "
+            f"plan with {LEAST_LENGTH} or more."
+        )
     times = measure_layers(target.decoder)
     return answer(times, stages, question, measure_beside(config, target, times))
 
