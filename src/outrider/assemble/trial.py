@@ -75,10 +75,10 @@ def try_stages(engine: Engine, stages: Sequence[Sequence[float]]) -> Beside:
         # In turn, so that a slow moment of the machine hits all of them.
         turns = [
             (
-                _window_ms(engine, WINDOWS, None),
-                _window_ms(engine, WINDOWS, right),
-                _window_ms(engine, WINDOWS, right, FULL),
-                _window_ms(engine, WINDOWS, wrong, FULL),
+                _window_ms(engine, None),
+                _window_ms(engine, right),
+                _window_ms(engine, right, FULL),
+                _window_ms(engine, wrong, FULL),
             )
             for _ in range(1 + TURNS)
         ][1:]  # first calls are no measure
@@ -105,9 +105,8 @@ def _text(engine: Engine) -> list[int]:
     return [*PROMPT, *(token for piece in running for token in piece.tokens)]
 
 
-def _window_ms(engine: Engine, windows: int, drafter: Known | None, depth: int = 1) -> float:
-    """What a window takes that is no void one, over `windows` of them; without a drafter it is a
-    plain step."""
+def _window_ms(engine: Engine, drafter: Known | None, depth: int = 1) -> float:
+    """What a window takes that is no void one; without a drafter it is a plain step."""
     request = engine.prepare(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
     if drafter:
         speculation = replace(
@@ -121,7 +120,7 @@ def _window_ms(engine: Engine, windows: int, drafter: Known | None, depth: int =
     counters = running.counters
     for _ in running:
         # Not to the end of the text: windows in flight would run out before it.
-        if counters.windows_judged >= windows:
+        if counters.windows_judged >= WINDOWS:
             break
     running.close()
     return counters.predicted_ms / max(counters.windows_judged, 1)

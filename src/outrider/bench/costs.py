@@ -1,7 +1,8 @@
 """Measured costs as curves, and what a run of rounds would take by them. Pure, times in ms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from outrider.telemetry.counters import Counters
 
@@ -84,23 +85,26 @@ class Rounds:
 
 def rounds_of(counters: Counters) -> Rounds:
     """The rounds of a run at depth 1, from its counters alone."""
-    at_least = [counters.windows_judged, *counters.verified_at, 0]
-    by_drafts = {n: at_least[n] - at_least[n + 1] for n in range(len(at_least) - 1)}
     accepted = [*counters.accepted_at, *[0] * len(counters.reached_at)]
     stopped = [reached - kept for reached, kept in zip(counters.reached_at, accepted, strict=False)]
     return Rounds(
         emitted=counters.emitted - counters.first_tokens,
         prompts=counters.first_tokens,
-        by_drafts={n: count for n, count in by_drafts.items() if count},
+        by_drafts=_exactly([counters.windows_judged, *counters.verified_at]),
         by_kept={place + 1: count for place, count in enumerate(stopped) if count},
     )
 
 
 def kept_rows(counters: Counters) -> dict[int, int]:
     """How many rounds of a run at depth 1 kept each number of rows, their first one included."""
-    at_least = [counters.windows_judged, *counters.accepted_at, 0]
-    counts = {n + 1: at_least[n] - at_least[n + 1] for n in range(len(at_least) - 1)}
-    return {rows: count for rows, count in counts.items() if count}
+    by_accepted = _exactly([counters.windows_judged, *counters.accepted_at])
+    return {drafts + 1: count for drafts, count in by_accepted.items()}
+
+
+def _exactly(at_least: Sequence[int]) -> dict[int, int]:
+    """How many have exactly n, where there are any, from how many have n or more."""
+    counts = {n: more - most for n, (more, most) in enumerate(pairwise([*at_least, 0]))}
+    return {n: count for n, count in counts.items() if count}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

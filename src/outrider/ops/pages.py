@@ -8,6 +8,7 @@ import math
 import mmap
 import weakref
 from contextlib import suppress
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,13 @@ LINE = 64
 
 
 class Pages:
-    """Arrays one behind the other in pieces of memory that live as long as an array in them."""
+    """Arrays one behind the other in pieces of memory that live as long as an array in them. Models
+    may be loaded in several threads."""
 
     def __init__(self) -> None:
         self._piece: weakref.ref[mmap.mmap] | None = None
         self._used = 0
+        self._taking = Lock()
 
     def empty(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """A new array, in large pages where the system has them."""
@@ -30,12 +33,13 @@ class Pages:
         if advice is None:
             return np.empty(shape, np.float32)
         size = math.prod(shape) * 4
-        piece = self._piece() if self._piece else None
-        if piece is None or self._used + size > len(piece):
-            piece = mmap.mmap(-1, max(PIECE, size), flags=mmap.MAP_PRIVATE)
-            with suppress(OSError):  # a kernel that was built without them
-                piece.madvise(advice)
-            self._piece, self._used = weakref.ref(piece), 0
-        found = np.frombuffer(piece, np.float32, size // 4, self._used)
-        self._used += -(-size // LINE) * LINE
+        with self._taking:
+            piece = self._piece() if self._piece else None
+            if piece is None or self._used + size > len(piece):
+                piece = mmap.mmap(-1, max(PIECE, size), flags=mmap.MAP_PRIVATE)
+                with suppress(OSError):  # a kernel that was built without them
+                    piece.madvise(advice)
+                self._piece, self._used = weakref.ref(piece), 0
+            found = np.frombuffer(piece, np.float32, size // 4, self._used)
+            self._used += -(-size // LINE) * LINE
         return found.reshape(shape)
