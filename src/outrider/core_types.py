@@ -82,6 +82,8 @@ class Reply:
     `taps`: tensor [rows, sum of tapped widths] of the hidden states asked for, or None.
     `verify_ms` is what the whole pass took, which ran `pass_rows` rows of `pass_sessions` sessions
     (0: this window's alone) and `pass_prompts` rows of prompts.
+    `fault`: this window failed, and the error is the session's own. Its state on the stage is lost;
+    the session must be closed. Other sessions are not affected.
     """
 
     session: int
@@ -96,6 +98,7 @@ class Reply:
     pass_prompts: int = 0
     rollback_ms: float = 0.0
     rollback: str | None = None
+    fault: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,19 @@ class Stage(Protocol):
 
     def poll(self) -> list[Reply]:
         """Run what is due and return what came of it, one reply of a session at most; blocks until
-        there is one, if any is owed."""
+        there is one, if any is owed.
+
+        A failure that belongs to one session is a reply with a `fault`. Raises only where it cannot
+        be told whose failure it was: the states of all sessions with windows in flight are lost
+        then, and they must be closed.
+        """
 
     def close(self, session: int) -> None:
-        """End a session and free its state; its windows in flight are not answered any more."""
+        """End a session and free its state; its windows in flight are not answered any more.
+
+        Harmless for a session that is not open. A stage that turns out to be lost here says so at
+        the next `poll`.
+        """
 
     def check(self) -> None:
         """Raise if a session's state contradicts its bookkeeping (tests, idle checks)."""

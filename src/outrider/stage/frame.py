@@ -16,6 +16,7 @@ class Frame:
     taps: tensor [rows, tapped widths so far]. picked: set by the last stage. Times in milliseconds
     are sums over the stages; `rollback` is the costliest kind that any of them needed. The pass of
     the last stage decoded `pass_sessions` in `pass_rows` rows beside `pass_prompts` of prompts.
+    `fault`: the error that this window ended with; later stages pass it on and run nothing.
     """
 
     window: Window
@@ -29,11 +30,12 @@ class Frame:
     pass_prompts: int = 0
     rollback_ms: float = 0.0
     rollback: str | None = None
+    fault: Exception | None = None
 
     @property
     def is_answered(self) -> bool:
-        """Whether the coordinator waits for it: not for prompt rows that tell it nothing."""
-        return self.window.wanted > 0 or self.taps is not None
+        """Whether the coordinator hears of it: not of prompt rows that tell it nothing."""
+        return self.window.wanted > 0 or self.taps is not None or self.fault is not None
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +72,7 @@ def to_reply(frame: Frame) -> Reply:
         pass_prompts=frame.pass_prompts,
         rollback_ms=frame.rollback_ms,
         rollback=frame.rollback,
+        fault=frame.fault,
     )
 
 
