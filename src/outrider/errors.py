@@ -35,3 +35,7 @@ class LengthError(RequestError):
 
 class BusyError(RequestError):
     """A request that could be served later: the queue is full, or the server is going down."""
+
+
+class DownError(BusyError):
+    """The engine has failed; it is being made anew, or cannot be."""

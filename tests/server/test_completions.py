@@ -216,7 +216,7 @@ def test_models_and_health(world):
 
 
 def test_defaults_are_the_models_own(world):
-    world.engine.sampling_defaults = SamplingParams(temperature=0.8, top_k=5)
+    world.service.scheduler.defaults = SamplingParams(temperature=0.8, top_k=5)
     found = world.complete(prompt=PROMPTS[1], seed=3)
     expected = alone(world, PROMPTS[1], {"temperature": 0.8, "top_k": 5, "seed": 3}, 16)
     assert found["choices"][0]["text"] == expected.text

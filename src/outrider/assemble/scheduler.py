@@ -14,10 +14,8 @@ UNKNOWN_MEMORY = 4 * 2**30
 def load_scheduler(config: RunConfig) -> Scheduler:
     """Load an engine and start its thread; half of what memory is free may hold states."""
     server = config.server
-    engine = Engine.load_run(config, server.max_sequences)
+    engine = _load(config)
     specs = engine.specs
-    if server.prefix_mib and isinstance(engine.stage, KeepingStage):
-        engine.prefixes = PrefixCache(engine.stage, server.prefix_mib << 20)
     free = (free_bytes() or UNKNOWN_MEMORY) // 2
     admission = Admission(
         max_sequences=server.max_sequences,
@@ -26,4 +24,13 @@ def load_scheduler(config: RunConfig) -> Scheduler:
         prompt_rows=server.prompt_rows,
         state_bytes=lambda length: sum(held_bytes(spec, length) for spec in specs),
     )
-    return Scheduler(engine, engine.tokenizer, admission)
+    return Scheduler(engine, engine.tokenizer, admission, remake=lambda: _load(config))
+
+
+def _load(config: RunConfig) -> Engine:
+    """The engine with its cache of prompts."""
+    server = config.server
+    engine = Engine.load_run(config, server.max_sequences)
+    if server.prefix_mib and isinstance(engine.stage, KeepingStage):
+        engine.prefixes = PrefixCache(engine.stage, server.prefix_mib << 20)
+    return engine

@@ -4,8 +4,11 @@ Knows protocols only: which stage, drafter or tokenizer it was given is decided 
 `outrider.assemble`.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -13,22 +16,26 @@ from outrider.core_types import TokenLogprob
 from outrider.draft.base import Drafter, KeepingDrafter
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.loop import step
-from outrider.engine.prefix import PrefixCache, place_to_keep
+from outrider.engine.prefix import Prefix, PrefixCache, place_to_keep
 from outrider.engine.session import (
     PREFILL_ROWS,
     FinishReason,
     Limits,
     Piece,
     Session,
+    end_drafting,
+    fail,
     finish,
+    restart,
 )
 from outrider.engine.text import TextStream
 from outrider.engine.windows import Ledger
 from outrider.errors import ConfigError, LengthError, RequestError
 from outrider.sampling.params import SamplingParams
-from outrider.stage.base import Stage
+from outrider.stage.base import KeepingStage, Stage
 from outrider.telemetry.counters import Counters, timings
 
+LOG = logging.getLogger(__name__)
 OFF = "off"
 TEXT_CONTEXT = 5
 """Prompt tokens shown to the detokeniser: some tokenizers decode a token by the ones before it."""
@@ -119,7 +126,8 @@ class Prepared:
 class Generation:
     """A running request: iterate for its pieces; `result` is valid at any time.
 
-    Leaving early (`close`, or dropping the object) frees its state.
+    Leaving early (`close`, or dropping the object) frees its state. Iterating raises the error that
+    ended the request (`fault`), after the pieces that came before it.
     """
 
     _engine: "Engine"
@@ -135,6 +143,8 @@ class Generation:
                 yield piece
             if session.done:
                 self.close()
+                if session.fault is not None:
+                    raise session.fault
                 return
             self._engine.step()
 
@@ -159,6 +169,11 @@ class Generation:
         return self._session.done
 
     @property
+    def fault(self) -> Exception | None:
+        """The error that ended the request, None unless one did."""
+        return self._session.fault
+
+    @property
     def counters(self) -> Counters:
         return self._session.counters
 
@@ -176,7 +191,7 @@ class Generation:
             usage={**used, "total_tokens": sum(used.values())},
             timings=timings(session.counters) | {"backend": self._engine.backend},
             seed=session.sampling.seed,
-            budget=tuple(session.budget.explain()),
+            budget=_explain(session),
             logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
             prompt_logprobs=tuple(session.scores or ()),
             counters=session.counters,
@@ -203,6 +218,7 @@ class Engine:
         self.prefixes = prefixes
         self._sessions: dict[int, Session] = {}
         self._ids = count()
+        self._to_close: list[int] = []
 
     def generate(
         self,
@@ -264,23 +280,37 @@ class Engine:
         )
 
     def begin(self, request: Prepared) -> Generation:
-        """Open a session for a prepared request."""
-        session = self._session(request)
-        prompt, sampling, taps = session.tokens, request.sampling, session.taps
-        prefixes = None if request.score_prompt else self.prefixes
-        known = prefixes.find(request.owner, prompt, taps) if prefixes else None
-        if prefixes and known:
-            session.prefix = known.key
-            session.prefilled = session.observed = session.counters.reused = len(known.tokens)
-            prefixes.stage.open_kept(session.id, sampling, prompt, known.key, taps)
-            if known.drafter and isinstance(session.drafter, KeepingDrafter):
-                session.drafter.resume(known.drafter)
-        else:
-            self.stage.open(session.id, sampling, session.prompt_len, taps)
-        if prefixes:
-            session.keep_at = place_to_keep(session.prompt_len, session.prefilled)
-        self._sessions[session.id] = session
+        """Open a session for a prepared request; where that fails, nothing is left of it."""
+        with ExitStack() as opened:
+            session = self._session(request)
+            self._sessions[session.id] = session
+            opened.callback(self.release, session)
+            if not self._open_kept(session, request):
+                self._open(session)
+            if self.prefixes and not request.score_prompt:
+                session.keep_at = place_to_keep(session.prompt_len, session.prefilled)
+            opened.pop_all()
         return Generation(self, session)
+
+    def _open(self, session: Session) -> None:
+        self.stage.open(session.id, session.sampling, session.prompt_len, session.taps)
+
+    def _open_kept(self, session: Session, request: Prepared) -> bool:
+        """Begin from a prefix that was kept; False where there is none, or it cannot be used."""
+        prefixes = self.prefixes
+        if prefixes is None or request.score_prompt:
+            return False
+        prompt, taps = session.tokens, session.taps
+        known = prefixes.attempt(lambda: prefixes.find(request.owner, prompt, taps))
+        if known is None:
+            return False
+        if prefixes.attempt(lambda: _begin_from(known, session, prefixes.stage)):
+            return True
+        self._close_on_stage(session.id)
+        if session.drafter is not None:
+            session.drafter.close()
+        session.drafter = self._drafter(session, request)
+        return False
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -335,43 +365,79 @@ class Engine:
 
     def _session(self, request: Prepared) -> Session:
         speculation, tokens = request.speculation, list(request.tokens)
-        windows, budget = speculation.windows, speculation.budget()
-        make = speculation.drafter
-        drafter = make(request.sampling, budget) if make else None
-        if drafter is not None and drafter.needs.taps and not windows.serial:
-            raise ConfigError(
-                f"{drafter.name} reads the target's hidden states of each window before it drafts "
-                "the next: use speculative.verify_window.depth = 1 and no runahead_tokens."
-            )
+        windows = speculation.windows
         ledger = Ledger(
             length=len(tokens),
             width=windows.width,
             depth=windows.depth,
             runahead=windows.runahead,
         )
-        return Session(
+        session = Session(
             id=next(self._ids),
             prompt_len=len(tokens),
+            prefill_end=len(tokens),
             tokens=tokens,
             sampling=request.sampling,
             limits=request.limits,
             ledger=ledger,
             text=TextStream(self.tokenizer, request.stop, tokens[-TEXT_CONTEXT:]),
-            drafter=drafter,
-            budget=budget,
+            drafter=None,
+            budget=speculation.budget(),
             fallback=speculation.fallback,
             owner=request.owner,
             scores=[] if request.score_prompt else None,
             counters=Counters(exact=self.stage.exact),
         )
+        try:
+            session.drafter = self._drafter(session, request)
+        except ConfigError:
+            session.budget.close()
+            raise
+        return session
+
+    def _drafter(self, session: Session, request: Prepared) -> Drafter | None:
+        """What drafts for a session; nothing where it cannot be made, which is said."""
+        speculation = request.speculation
+        if speculation.drafter is None:
+            return None
+        try:
+            drafter = speculation.drafter(request.sampling, session.budget)
+        except ConfigError:
+            raise
+        except Exception as error:
+            end_drafting(session, error)
+            return None
+        if drafter.needs.taps and not speculation.windows.serial:
+            raise ConfigError(
+                f"{drafter.name} reads the target's hidden states of each window before it drafts "
+                "the next: use speculative.verify_window.depth = 1 and no runahead_tokens."
+            )
+        return drafter
 
     def step(self, prompt_rows: int = PREFILL_ROWS) -> None:
-        """Move every running request forward by one pass; prompts get `prompt_rows` rows of it."""
-        step(self._sessions, self.stage, prompt_rows)
+        """Move every running request forward by one pass; prompts get `prompt_rows` rows of it.
+
+        A request that fails ends with its `fault`; nothing of it is raised here.
+        """
+        for session in step(self._sessions, self.stage, prompt_rows):
+            self._restart(session)
         if self.prefixes:
             for session in self._sessions.values():
-                if session.prefilled == session.keep_at > 0:
-                    self.prefixes.keep(session)
+                if session.prefilled == session.keep_at > 0 and not session.done:
+                    self.prefixes.attempt(partial(self.prefixes.keep, session))
+                    session.keep_at = 0
+
+    def _restart(self, session: Session) -> None:
+        """Bring a session back whose state the stage has lost, under a number of its own: what is
+        on its way under the old one is nobody's any more."""
+        self._close_on_stage(session.id)
+        del self._sessions[session.id]
+        restart(session, next(self._ids))
+        self._sessions[session.id] = session
+        try:
+            self._open(session)
+        except Exception as error:
+            fail(session, error)
 
     @property
     def decoding(self) -> bool:
@@ -382,12 +448,29 @@ class Engine:
         """Free what a request holds; harmless if done twice."""
         if self._sessions.pop(session.id, None) is None:
             return
-        self.stage.close(session.id)
-        session.budget.close()
-        if self.prefixes and not session.taps:
-            self.prefixes.keep_drafter(session)
-        if session.drafter is not None:
-            session.drafter.close()
+        self._close_on_stage(session.id)
+        if self.prefixes and not session.taps and session.fault is None:
+            self.prefixes.attempt(partial(self.prefixes.keep_drafter, session))
+        for part in (session.budget, session.drafter):
+            if part is not None:
+                self._quietly(part.close)
+
+    def _close_on_stage(self, number: int) -> None:
+        """Close a session there; where that fails, it is tried again, at once and with the next
+        one, so that no state is left behind."""
+        self._to_close.append(number)
+        for one in (*self._to_close, number):
+            if one in self._to_close and self._quietly(partial(self.stage.close, one)):
+                self._to_close.remove(one)
+
+    def _quietly(self, close: Callable[[], None]) -> bool:
+        """Free something; a failure is logged, since nobody's request is to end with it."""
+        try:
+            close()
+        except Exception:
+            LOG.exception("what a request held could not be freed")
+            return False
+        return True
 
     def close(self) -> None:
         """Cancel what still runs and free everything."""
@@ -396,5 +479,22 @@ class Engine:
                 finish(session, "cancelled")
             self.release(session)
         if self.prefixes:
-            self.prefixes.clear()
+            self._quietly(self.prefixes.clear)
         self.stage.shutdown()
+
+
+def _begin_from(known: Prefix, session: Session, stage: KeepingStage) -> bool:
+    """Open a session on the stage where a kept prefix ends, its drafter with it."""
+    stage.open_kept(session.id, session.sampling, session.tokens, known.key, session.taps)
+    if known.drafter and isinstance(session.drafter, KeepingDrafter):
+        session.drafter.resume(known.drafter)
+    session.prefix, reused = known.key, len(known.tokens)
+    session.prefilled = session.answered = session.observed = session.counters.reused = reused
+    return True
+
+
+def _explain(session: Session) -> tuple[str, ...]:
+    """How many drafts were chosen and why, or why there are none any more."""
+    if session.drafting_ended is not None:
+        return (f"the drafter failed ({session.drafting_ended}): the rest was decoded plainly",)
+    return tuple(session.budget.explain())

@@ -1,48 +1,97 @@
 """The one production loop: propose, issue, run, judge, commit, settle, observe, emit.
 
 A serial run is depth 1 and one session; everything else is more of the same.
+
+A failure ends the session that it belongs to and no other: what is raised while a session is served
+is its own, and a reply carries the fault of its window. Where a stage fails without saying whose
+failure it was, the caller brings all sessions that were in it back from their tokens, and they run
+one at a time until each has brought a token or failed alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from outrider.core_types import Window
+from outrider.core_types import Reply, Window
 from outrider.engine.session import (
     GRID,
     PREFILL_ROWS,
     Session,
     absorb,
+    fail,
     fill,
     next_prefill,
 )
 from outrider.stage.base import Stage
 
+MOST_RESTARTS = 2
+"""How often a session is brought back after a pass that failed for an unknown session's sake."""
 
-def step(sessions: Mapping[int, Session], stage: Stage, prompt_rows: int = PREFILL_ROWS) -> None:
+
+def step(
+    sessions: Mapping[int, Session], stage: Stage, prompt_rows: int = PREFILL_ROWS
+) -> list[Session]:
     """Issue what can be issued for every live session, then take in what the stage answers.
 
     Prompts get `prompt_rows` rows together, so that running sessions move on beside long ones.
+    Returns the sessions whose state on the stage is lost: close each there and `restart` it.
     """
-    live = _live(sessions.values())
+    live = _in_turn(sessions.values())
     for session in live:
-        if not session.prefilling:
-            for window in fill(session):
-                stage.submit(window)
-                if stage.replied:
-                    break  # What it says may change what is worth drafting.
-    for window in _prompts(live, prompt_rows):
-        stage.submit(window)
-    for reply in stage.poll():
+        if not session.has_prompt and not session.prefilling:
+            _issue(session, stage)
+    for session, window in _prompts(live, prompt_rows):
+        _submit(session, window, stage)
+    try:
+        replies = stage.poll()
+    except Exception as error:
+        return _lost(sessions.values(), error)
+    for reply in replies:
         session = sessions[reply.session]
-        if session.done:
-            continue
+        if not session.done:
+            _take(session, reply, stage)
+    return []
+
+
+def _issue(session: Session, stage: Stage) -> None:
+    """Send the windows of one session that can be sent now."""
+    try:
+        for window in fill(session):
+            _submit(session, window, stage)
+            if session.done or stage.replied:
+                break  # What a reply says may change what is worth drafting.
+    except Exception as error:
+        fail(session, error)
+
+
+def _submit(session: Session, window: Window, stage: Stage) -> None:
+    try:
+        stage.submit(window)
+        session.in_flight += 1
+    except Exception as error:
+        fail(session, error)
+
+
+def _take(session: Session, reply: Reply, stage: Stage) -> None:
+    try:
         void = absorb(session, reply)
         if void is not None:
             stage.void(session.id, void)
+    except Exception as error:
+        fail(session, error)
 
 
-def _prompts(live: Iterable[Session], rows: int) -> Iterator[Window]:
+def _lost(sessions: Iterable[Session], error: Exception) -> list[Session]:
+    """After a stage failed: the sessions that were in it. One that was alone there, or has been
+    brought back too often, ends with the error."""
+    flying = [session for session in sessions if session.in_flight and not session.done]
+    for session in flying:
+        if len(flying) == 1 or session.restarts >= MOST_RESTARTS:
+            fail(session, error)
+    return [session for session in flying if not session.done]
+
+
+def _prompts(live: Iterable[Session], rows: int) -> Iterator[tuple[Session, Window]]:
     """Pieces of prompts in equal shares on the grid, the one that waited longest first."""
-    waiting = [session for session in live if session.prefilled < session.prompt_len]
+    waiting = [session for session in live if session.has_prompt and not session.done]
     waiting.sort(key=lambda session: session.served)
     for place, session in enumerate(waiting):
         if rows < GRID:
@@ -50,8 +99,11 @@ def _prompts(live: Iterable[Session], rows: int) -> Iterator[Window]:
         share = rows // (len(waiting) - place) // GRID * GRID
         window = next_prefill(session, max(share, GRID))
         rows -= len(window.tokens)
-        yield window
+        yield session, window
 
 
-def _live(sessions: Iterable[Session]) -> list[Session]:
-    return [session for session in sessions if not session.done]
+def _in_turn(sessions: Iterable[Session]) -> list[Session]:
+    """The sessions that this pass is for: all that live, or one suspect alone."""
+    live = [session for session in sessions if not session.done]
+    suspect = next((session for session in live if session.suspect), None)
+    return [suspect] if suspect else live

@@ -4,13 +4,18 @@ Held in bytes, least recently used first to go. An owner (an API key) sees only 
 prompt was seen before can be told by the time that it takes.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TypeVar
 
 from outrider.draft.base import KeepingDrafter, Kept
 from outrider.engine.session import GRID, Session
 from outrider.stage.base import KeepingStage
+
+T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +43,25 @@ class PrefixCache:
         self._max_bytes = max_bytes
         self._keys = count()
         self._kept: dict[int, Prefix] = {}
+        self.faults = 0
+
+    def attempt(self, what: Callable[[], T]) -> T | None:
+        """Do something with the cache; None where it fails. That is no request's failure: the
+        request goes on without the cache, which is said the first time."""
+        try:
+            return what()
+        except Exception as error:
+            self.faults += 1
+            level = logging.WARNING if self.faults == 1 else logging.DEBUG
+            LOG.log(
+                level,
+                "the cache of prompts failed (%s: %s): requests go on without it, and further "
+                "failures are counted only",
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
+            return None
 
     @property
     def held(self) -> int:
@@ -63,14 +87,19 @@ class PrefixCache:
         return best
 
     def keep(self, session: Session) -> None:
-        """Copy the state of a session that has just consumed `keep_at` tokens of its prompt."""
+        """Copy the state of a session that has just consumed `keep_at` tokens of its prompt.
+
+        One that is larger than the whole cache is not copied: nothing else would be left.
+        """
+        if self.stage.copy_nbytes(session.id) > self._max_bytes:
+            return
         *tokens, follows = session.tokens[: session.keep_at + 1]
-        session.keep_at = 0
         for old in list(self._kept.values()):
             if old.owner == session.owner and old.tokens == tuple(tokens):
                 self._forget(old)
-        session.prefix = key = next(self._keys)
+        key = next(self._keys)
         size = self.stage.keep(session.id, key)
+        session.prefix = key
         self._kept[key] = Prefix(
             key=key, owner=session.owner, tokens=tuple(tokens), follows=follows, size=size
         )
@@ -87,6 +116,8 @@ class PrefixCache:
         if kept is None:
             return
         more = kept.nbytes - (prefix.drafter.nbytes if prefix.drafter else 0)
+        if prefix.size + more > self._max_bytes:
+            return
         prefix.drafter, prefix.size = kept, prefix.size + more
         self.bytes += more
         self._shrink()
@@ -97,7 +128,7 @@ class PrefixCache:
             self._forget(prefix)
 
     def _shrink(self) -> None:
-        while self.bytes > self._max_bytes:
+        while self.bytes > self._max_bytes and self._kept:
             self._forget(next(iter(self._kept.values())))
 
     def _forget(self, prefix: Prefix) -> None:

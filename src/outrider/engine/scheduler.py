@@ -1,10 +1,15 @@
 """One thread that owns an engine: a queue, admission, the loop, and events to whoever asked.
 
-What a server stands on, and the only part of the engine that it knows. All sequences move through
-the same loop as `Engine.generate`, packed into one pass; who is admitted is decided by the bytes of
-their states, and beside running ones prompts get a small share of each pass.
+A server stands on this, and knows no other part of the engine. All sequences move through the same
+loop as `Engine.generate`, packed into one pass; who is admitted is decided by the bytes of their
+states, and beside running ones prompts get a small share of each pass.
+
+A failure of one request ends that one. What fails beyond that ends all of them with an error, and
+the engine is made anew where the scheduler was told how; meanwhile, and where that fails, requests
+are refused with the reason. The thread ends only when it is closed.
 """
 
+import gc
 import logging
 import threading
 from collections import Counter
@@ -24,7 +29,7 @@ from outrider.engine.engine import (
 )
 from outrider.engine.session import PREFILL_ROWS, Piece
 from outrider.engine.text import Detokenizer
-from outrider.errors import BusyError, OutriderError, RequestError, StageError
+from outrider.errors import BusyError, DownError, OutriderError, RequestError, StageError
 from outrider.telemetry.counters import Counters, merge
 
 __all__ = [
@@ -43,6 +48,9 @@ LOG = logging.getLogger(__name__)
 
 Event = Piece | GenerationResult | OutriderError
 """What comes of a request: pieces, then its result, or the error that ended it."""
+
+MOST_REMAKES = 3
+"""How often in a row the engine is made anew without one request that ended well."""
 
 Sink = Callable[[Event], None]
 """Takes the events of one request; called in the engine's thread, so it must not block."""
@@ -94,7 +102,8 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Shared:
-    """What callers and the engine's thread both touch, under one lock."""
+    """What callers and the engine's thread both touch, under one lock. `down` is why there is no
+    engine now."""
 
     lock: threading.Condition = field(default_factory=threading.Condition)
     waiting: list[Ticket] = field(default_factory=list)
@@ -102,39 +111,46 @@ class Shared:
     asked: list[Future[Snapshot]] = field(default_factory=list)
     draining: bool = False
     closing: bool = False
+    down: str | None = None
 
 
 class Scheduler:
-    """Runs requests of many callers on one engine; `close` it."""
+    """Runs requests of many callers on one engine; `close` it.
 
-    def __init__(self, engine: Engine, tokenizer: ChatTokenizer, admission: Admission) -> None:
+    method: what drafts unless a request says otherwise. max_length: tokens that a sequence can
+    have. exact: speculation gives the same bits as plain decoding. defaults: the sampling of
+    requests that say nothing (`SamplingParams`).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        admission: Admission,
+        remake: Callable[[], Engine] | None = None,
+    ) -> None:
+        """`remake` makes the same engine anew after it has failed."""
         self.tokenizer = tokenizer
         self.admission = admission
-        self._engine = engine
+        self.method = engine.speculation.method
+        self.max_length = engine.stage.max_length
+        self.exact = engine.stage.exact
+        self.defaults: Any = engine.sampling_defaults
+        self._engine: Engine | None = engine
+        self._remake = remake
+        self._remakes = 0
         self._shared = Shared()
         self._totals: dict[str, Counters] = {}
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
         self._thread.start()
 
     @property
-    def method(self) -> str:
-        """What drafts unless a request says otherwise."""
-        return self._engine.speculation.method
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that a sequence can have."""
-        return self._engine.stage.max_length
-
-    @property
-    def exact(self) -> bool:
-        """Whether speculation gives the same bits as plain decoding."""
-        return self._engine.stage.exact
-
-    @property
-    def defaults(self) -> Any:
-        """Sampling of requests that say nothing (`SamplingParams`)."""
-        return self._engine.sampling_defaults
+    def engine(self) -> Engine:
+        """The engine; DownError while there is none."""
+        engine = self._engine
+        if engine is None:
+            raise DownError(self._shared.down or "the engine is being started again.")
+        return engine
 
     def speller(self, prompt: Sequence[int]) -> Callable[[int], str]:
         """What gives the text of one token after the other behind a prompt, half characters held
@@ -144,7 +160,7 @@ class Scheduler:
 
     def prepare(self, prompt: str | Sequence[int], **options: Any) -> Prepared:
         """`Engine.prepare`; also refuses what could never be admitted. In any thread."""
-        request = self._engine.prepare(prompt, **options)
+        request = self.engine.prepare(prompt, **options)
         size, most = self.admission.state_bytes(request.longest), self.admission.max_bytes
         if size > most:
             raise RequestError(
@@ -164,6 +180,8 @@ class Scheduler:
         with shared.lock:
             if shared.draining:
                 raise BusyError("the server is going down and takes no more requests.")
+            if shared.down is not None:
+                raise DownError(shared.down)
             if len(shared.waiting) + len(shared.running) + len(tickets) > room:
                 raise BusyError(
                     f"the queue of {self.admission.max_queue} is full: try again later, or raise "
@@ -186,6 +204,8 @@ class Scheduler:
         with self._shared.lock:
             if self._shared.closing:
                 asked.set_exception(BusyError("the server is going down."))
+            elif self._shared.down is not None:
+                asked.set_exception(DownError(self._shared.down))
             else:
                 self._shared.asked.append(asked)
             self._shared.lock.notify()
@@ -204,17 +224,74 @@ class Scheduler:
         self._thread.join()
 
     def _run(self) -> None:
+        """Serve until this is closed, whatever fails meanwhile."""
+        while not self._shared.closing:
+            try:
+                self._serve()
+            except BaseException as error:  # Nothing may end this thread in silence.
+                self._replace(error)
+        self._end_all(BusyError("the server is going down: the request was ended."))
+        self._let_go()
+
+    def _serve(self) -> None:
         while self._wait():
             self._drop_cancelled()
             self._answer()
             self._admit()
             if self._shared.running:
                 self._pass()
-        error = BusyError("the server is going down: the request was ended.")
+
+    def _replace(self, error: BaseException) -> None:
+        """Go on after the engine failed: with a new one, or refusing requests with the reason."""
+        LOG.critical("the engine failed", exc_info=error)
+        error.__traceback__ = None  # Its frames hold the engine.
+        reason = f"the engine failed ({type(error).__name__}: {error})"
+        self._go_down(f"{reason} and is being started again.")
+        self._end_all(StageError(f"{reason}: the request was ended."))
+        self._let_go()
+        gc.collect()  # Its memory must be free before another one is loaded.
+        try:
+            self._engine = self._make_anew()
+        except Exception as again:
+            LOG.critical("the engine cannot be started again", exc_info=again)
+            self._go_down(f"{reason} and cannot be started again ({again}): restart the server.")
+            self._end_all(StageError(f"{reason}: the request was ended."))
+            with self._shared.lock:
+                self._shared.lock.wait_for(lambda: self._shared.closing)
+        else:
+            self._go_down(None)
+
+    def _let_go(self) -> None:
+        """Close the engine."""
+        engine, self._engine = self._engine, None
+        try:
+            if engine is not None:
+                engine.close()
+        except Exception:
+            LOG.exception("the engine could not be closed")
+
+    def _go_down(self, reason: str | None) -> None:
+        """Refuse requests with `reason` from now on; None: take them again."""
+        with self._shared.lock:
+            self._shared.down = reason
+
+    def _make_anew(self) -> Engine:
+        if self._remake is None:
+            raise StageError("nobody said how")
+        if self._remakes >= MOST_REMAKES:
+            raise StageError(f"it failed {self._remakes} times in a row")
+        self._remakes += 1
+        return self._remake()
+
+    def _end_all(self, error: OutriderError) -> None:
+        """End whatever waits or runs, and answer whoever asked for figures."""
         for ticket in [*self._shared.running, *self._shared.waiting]:
             self._end(ticket, error)
-        self._answer()
-        self._engine.close()
+        with self._shared.lock:
+            asked, self._shared.asked = self._shared.asked, []
+        for one in asked:
+            if one.set_running_or_notify_cancel():
+                one.set_exception(error)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False once that is to leave."""
@@ -232,7 +309,7 @@ class Scheduler:
                 one.set_result(self._count())
 
     def _count(self) -> Snapshot:
-        shared, prefixes = self._shared, self._engine.prefixes
+        shared, prefixes = self._shared, self.engine.prefixes
         parts = {method: [counters] for method, counters in self._totals.items()}
         for ticket in shared.running:
             if ticket.generation:
@@ -269,26 +346,23 @@ class Scheduler:
                 shared.waiting.remove(ticket)
                 shared.running.append(ticket)
             try:
-                ticket.generation = self._engine.begin(ticket.request)
+                ticket.generation = self.engine.begin(ticket.request)
             except Exception as error:
                 self._end(ticket, _told(error))
 
     def _pass(self) -> None:
         """One pass over all that runs, and what came of it to those who asked."""
-        rows = self.admission.prompt_rows if self._engine.decoding else PREFILL_ROWS
-        try:
-            self._engine.step(rows)
-        except Exception as error:
-            told = _told(error)
-            for ticket in list(self._shared.running):
-                self._end(ticket, told)
-            return
+        engine = self.engine
+        engine.step(self.admission.prompt_rows if engine.decoding else PREFILL_ROWS)
         for ticket in list(self._shared.running):
             generation = ticket.generation
             assert generation is not None
             for piece in generation.take():
                 _tell(ticket, piece)
-            if generation.done:
+            if generation.fault is not None:
+                self._end(ticket, _told(generation.fault))
+            elif generation.done:
+                self._remakes = 0
                 self._end(ticket, generation.result)
 
     def _end(self, ticket: Ticket, event: Event | None) -> None:
@@ -310,7 +384,7 @@ def _told(error: Exception) -> OutriderError:
     """The error as callers may see it; what was not foreseen goes to the log only."""
     if isinstance(error, OutriderError):
         return error
-    LOG.exception("a request failed", exc_info=error)
+    LOG.error("a request failed", exc_info=error)
     return StageError("the engine failed on this request; the server's log says why.")
 
 

@@ -1,7 +1,9 @@
 """One request: its tokens, its windows in flight, its drafter, and when it ends."""
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +18,8 @@ from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters
 
-FinishReason = Literal["stop", "length", "cancelled"]
+LOG = logging.getLogger(__name__)
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 TARGET = "target"
 PREFILL_ROWS = 256
 GRID = 64
@@ -55,6 +58,13 @@ class Session:
     `prefix` is the key under which it was, or under which it found what it began from.
     `served` is when the prompt last moved on. `scores`, where wanted, are the log-probabilities of
     the prompt's tokens from the second on.
+
+    The stage is sent the tokens up to `prefill_end` as a prompt: at first the prompt, and all but
+    the pending token once the stage has lost the session's state (`restart`). `answered` counts the
+    rows of it that a reply has come for, where hidden states are handed over; `in_flight` counts
+    windows without a reply. A `suspect` was in a pass that failed for an unknown session's sake
+    (`restarts` times) and runs alone until it has brought a token. `fault` is the error that ended
+    the request, `drafting_ended` why nothing is drafted any more.
     """
 
     id: int
@@ -74,7 +84,14 @@ class Session:
     keep_at: int = 0
     prefix: int = -1
     prefilled: int = 0
+    prefill_end: int = 0
+    answered: int = 0
     observed: int = 0
+    in_flight: int = 0
+    suspect: bool = False
+    restarts: int = 0
+    fault: Exception | None = None
+    drafting_ended: str | None = None
     served: float = 0.0
     scores: list[TokenLogprob] | None = None
     sampled: Draft | None = None
@@ -88,6 +105,11 @@ class Session:
     @property
     def done(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether rows are still to be sent as a prompt."""
+        return self.prefilled < self.prefill_end
 
     @property
     def generated(self) -> int:
@@ -115,13 +137,13 @@ def next_prefill(session: Session, rows: int = PREFILL_ROWS) -> Window:
     Pieces end on the grid, at the place to keep, and have `rows` rows at most, a multiple of it.
     """
     start = session.prefilled
-    end = min(start - start % GRID + rows, session.prompt_len)
+    end = min(start - start % GRID + rows, session.prefill_end)
     if start < session.keep_at < end:
         end = session.keep_at
     session.prefilled = end
     session.served = time.perf_counter()
-    wanted, given = int(end == session.prompt_len), tuple[int, ...]()
-    if session.scores is not None:
+    wanted, given = int(session.prefilling and end == session.prompt_len), tuple[int, ...]()
+    if session.scores is not None and session.prefilling:
         wanted, given = end - start, tuple(session.tokens[start + 1 : end + 1])
     return Window(
         session=session.id,
@@ -199,7 +221,8 @@ def _refill(session: Session) -> bool:
     if wanted < 1:
         return False
     began = time.perf_counter()
-    draft = drafter.propose(Context(session.tokens, suffix), wanted)
+    context = Context(session.tokens, suffix)
+    draft = _ask(session, lambda: drafter.propose(context, wanted))
     elapsed = (time.perf_counter() - began) * 1e3
     session.counters.draft_ms += elapsed
     session.counters.draft_rollback_ms += draft.rollback_ms if draft else 0.0
@@ -211,6 +234,38 @@ def _refill(session: Session) -> bool:
     session.sampled = draft if draft.probs is not None else None
     ledger.offer(draft.tokens, draft.source)
     return True
+
+
+def _ask(session: Session, what: Callable[[], Draft | None]) -> Draft | None:
+    """Call the session's drafter. A drafter that fails is let go, and the session goes on plainly:
+    what the target says does not depend on it."""
+    try:
+        return what()
+    except Exception as error:
+        end_drafting(session, error)
+        return None
+
+
+def end_drafting(session: Session, error: Exception) -> None:
+    """Go on without a drafter that failed, and say so."""
+    drafter, session.drafter = session.drafter, None
+    session.drafting_ended = f"{type(error).__name__}: {error}"
+    session.counters.drafter_faults += 1
+    LOG.warning(
+        "the drafter of a request failed, which goes on without drafts (%s)",
+        session.drafting_ended,
+        exc_info=error,
+    )
+    if drafter is not None:
+        with suppress(Exception):  # It has failed once already, and that was said.
+            drafter.close()
+
+
+def _tell(session: Session, commit: Commit) -> None:
+    """Let the drafter know of a commit."""
+    drafter = session.drafter
+    if drafter is not None:
+        _ask(session, lambda: drafter.observe(commit))
 
 
 def _count_refill(session: Session, draft: Draft | None, ms: float, *, refill: bool) -> None:
@@ -230,7 +285,13 @@ def _count_refill(session: Session, draft: Draft | None, ms: float, *, refill: b
 
 
 def absorb(session: Session, reply: Reply) -> int | None:
-    """Take a reply in: commit, observe, emit. Returns an epoch that became void, if one did."""
+    """Take a reply in: commit, observe, emit. Returns an epoch that became void, if one did.
+
+    Raises the fault that a reply carries.
+    """
+    session.in_flight -= 1
+    if reply.fault is not None:
+        raise reply.fault
     counters = session.counters
     counters.verify_ms += reply.verify_ms
     if reply.rollback in ("log", "snapshots", "checkpoint"):
@@ -279,6 +340,8 @@ def _logprobs(session: Session, verdict: Verdict, reply: Reply) -> tuple[TokenLo
 
 
 def _absorb_prefill(session: Session, reply: Reply) -> None:
+    if not session.prefilling:
+        return  # Rows that were run again after the stage had lost them.
     picked, logprobs = reply.tokens, reply.logprobs
     if session.scores is not None:
         given = min(len(picked), session.prompt_len - 1 - len(session.scores))
@@ -289,9 +352,10 @@ def _absorb_prefill(session: Session, reply: Reply) -> None:
     if session.drafter is None or session.done:
         return
     if session.taps:
-        session.drafter.observe(_prompt_piece(session, reply))
+        if (piece := _prompt_piece(session, reply)) is not None:
+            _tell(session, piece)
     elif picked:
-        session.drafter.observe(Commit(position=0, tokens=tuple(session.tokens)))
+        _tell(session, Commit(position=0, tokens=tuple(session.tokens)))
 
 
 def _first_token(
@@ -307,9 +371,15 @@ def _first_token(
     _commit(session, Verdict(tokens=picked), logprobs)
 
 
-def _prompt_piece(session: Session, reply: Reply) -> Commit:
-    """The rows of one piece of the prompt, each with the token behind it."""
+def _prompt_piece(session: Session, reply: Reply) -> Commit | None:
+    """The rows of one piece of the prompt, each with the token after it; those that the drafter has
+    got before are left out."""
     features = _features(reply)
+    known = session.observed - session.answered
+    session.answered += len(features)
+    features = features[known:]
+    if not len(features):
+        return None
     start = session.observed
     session.observed += len(features)
     position = start + 1 if start else 0
@@ -330,14 +400,15 @@ def _features(reply: Reply, rows: int | None = None) -> Tensor:
 def _observe(session: Session, verdict: Verdict, position: int, reply: Reply) -> None:
     if session.drafter is None or session.done:
         return
-    session.drafter.observe(
+    _tell(
+        session,
         Commit(
             position=position,
             tokens=verdict.tokens,
             accepted=verdict.accepted,
             source=verdict.sources[0] if verdict.sources else None,
             features=_features(reply, len(verdict.tokens)) if session.taps else None,
-        )
+        ),
     )
 
 
@@ -356,6 +427,7 @@ def _commit(session: Session, verdict: Verdict, logprobs: Sequence[TokenLogprob]
     counters = session.counters
     counters.emitted += kept
     counters.cut += len(tokens) - kept
+    session.suspect = False
     session.tokens.extend(tokens[:kept])
     sources = (*verdict.sources[: verdict.accepted], *[TARGET] * (len(tokens) - verdict.accepted))
     session.pieces.append(
@@ -385,3 +457,30 @@ def finish(session: Session, reason: FinishReason) -> None:
     session.finish_reason = reason
     if session.first_token_at is not None:
         session.counters.predicted_ms = (time.perf_counter() - session.first_token_at) * 1e3
+
+
+def fail(session: Session, error: Exception) -> None:
+    """End the request with an error, which is its own."""
+    if not session.done:
+        session.fault = error
+        finish(session, "error")
+
+
+def restart(session: Session, number: int) -> None:
+    """Begin anew on the stage as session `number`, after the stage has lost the state.
+
+    What was committed stays; what was in flight never happened. All but the pending token is sent
+    again as a prompt, which gives the same bits as before (docs/losslessness.md).
+    """
+    session.id = number
+    session.counters.windows_voided += session.ledger.restart()
+    session.in_flight = session.prefilled = session.answered = session.keep_at = 0
+    session.sampled, session.boundary, session.drafting = None, (), (0, 0.0)
+    session.opened_at = 0.0
+    if session.prefilling:
+        session.prefill_end = session.prompt_len
+        session.scores = None if session.scores is None else []
+    else:
+        session.prefill_end = len(session.tokens) - 1
+    session.suspect = True
+    session.restarts += 1

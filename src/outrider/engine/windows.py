@@ -160,6 +160,13 @@ class Ledger:
             )
         return self._settle(window, replied)
 
+    def restart(self) -> int:
+        """Forget what is in flight, as nothing of it will be answered; the next window opens an
+        epoch after the committed tokens. Returns how many live windows became void."""
+        voided = self._close_epoch()
+        self._flights.clear()
+        return voided
+
     def _settle(self, window: Issued, replied: tuple[int, ...]) -> Verdict:
         accepted = _agreeing(window, replied)
         drafts = window.drafts

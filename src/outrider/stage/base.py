@@ -98,6 +98,9 @@ class Stage(Protocol):
 class KeepingStage(Stage, Protocol):
     """A stage that can begin a session where another one stood."""
 
+    def copy_nbytes(self, session: int) -> int:
+        """Bytes that a copy of a session's state would have."""
+
     def keep(self, session: int, key: int) -> int:
         """Copy the state of a session that has nothing in flight under `key`; returns its bytes."""
 

@@ -3,10 +3,9 @@
 from torch import Tensor
 
 from outrider.models.llamacpp.model import LlamaModel
-from outrider.models.pass_plan import Span
 from outrider.stage.base import PickerFactory
 from outrider.stage.local import LocalStage
-from outrider.stage.part import Live
+from outrider.stage.part import Due
 from outrider.state.spec import Policy
 
 
@@ -21,11 +20,11 @@ class LlamaStage(LocalStage):
         super().__init__(model, policy, model.context.snapshots, picker, in_step=in_step)
         self._model = model
 
-    def _pass(self, live: Live, spans: list[Span]) -> tuple[Tensor, None]:
-        tokens = [token for _, frame in live for token in frame.window.tokens]
-        return self._model.forward(tokens, spans), None
+    def _pass(self, due: list[Due]) -> tuple[Tensor, None]:
+        tokens = [token for one in due for token in one.frame.window.tokens]
+        return self._model.forward(tokens, [one.span for one in due]), None
 
-    def _logits(self, live: Live, hidden: Tensor) -> Tensor:
+    def _logits(self, due: list[Due], hidden: Tensor) -> Tensor:
         return hidden
 
     def _likeliest(self, logits: Tensor) -> list[int] | None:

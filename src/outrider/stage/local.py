@@ -46,6 +46,9 @@ class LocalStage(Part):
                 slot.judge_oldest()
         return [to_reply(frame) for frame in self.run()]
 
+    def copy_nbytes(self, session: int) -> int:
+        return self._slots[session].state.copy_nbytes()
+
     def keep(self, session: int, key: int) -> int:
         self._kept[key] = self._slots[session].state.copy()
         return self._kept[key].nbytes()

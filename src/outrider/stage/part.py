@@ -37,8 +37,21 @@ class Returned:
     ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A window that is ready to run as the `span` of a pass."""
+
+    slot: Slot
+    frame: Frame
+    back: Returned
+    span: Span
+
+
 class Part:
-    """Runs frames on a `Model`; states roll back under one policy and capacity."""
+    """Runs frames on a `Model`; states roll back under one policy and capacity.
+
+    A failure that is one session's own ends as the `fault` of its frame, and of all later ones.
+    """
 
     def __init__(
         self, decoder: Model, policy: Policy, capacity: int, picker: PickerFactory
@@ -93,8 +106,11 @@ class Part:
 
     def close(self, session: int) -> None:
         slot = self._slots.pop(session, None)
-        if slot and self._seats and slot.state.delta:
+        if slot is None:
+            return
+        if self._seats and slot.state.delta:
             self._seats.free(slot.state.delta)
+        slot.state.free()
 
     def clear(self) -> None:
         """Close all sessions."""
@@ -122,7 +138,11 @@ class Part:
 
     @torch.inference_mode()
     def run(self) -> list[Frame]:
-        """Run what is oldest in each session; its frames for the next stage, or picked."""
+        """Run what is oldest in each session; its frames for the next stage, or picked.
+
+        Raises what a pass of several sessions failed with: nobody can tell whose failure it was,
+        and the states of all of them are lost.
+        """
         passed, live = list[Frame](), Live()
         for slot in self._slots.values():
             if not slot.queue:
@@ -130,45 +150,38 @@ class Part:
             frame = slot.queue.popleft()
             if slot.is_stale(frame):
                 passed.append(replace(frame, hidden=None, skipped=True))
+            elif fault := frame.fault or slot.fault:
+                passed.append(_failed(slot, frame, fault))
             else:
                 live.append((slot, frame))
-        return passed + (self._run(live) if live else [])
+        return passed + self._run(live)
 
     def _run(self, live: Live) -> list[Frame]:
-        live = self._side_by_side(live)
-        returned = [self._return(slot, frame.window) for slot, frame in live]
+        failed: list[Frame] = []
+        settled = self._settle(self._side_by_side(live), failed)
         began = time.perf_counter()
-        spans = [
-            Span(
-                slot.state,
-                len(frame.window.tokens),
-                slot.prepare(frame.window, _rows(frame)),
-                frame.window.wanted,
-            )
-            for slot, frame in live
-        ]
-        hidden, taps = self._pass(live, spans)
-        picked = self._pick(live, hidden) if self.is_tail else None
+        due = _due(settled, failed)
+        if not due:
+            return failed
+        try:
+            hidden, taps = self._pass(due)
+        except Exception as error:
+            if len(due) > 1:
+                raise
+            return [*failed, _failed(due[0].slot, due[0].frame, error)]
+        picked = self._pick(due, hidden, failed) if self.is_tail else None
         elapsed = (time.perf_counter() - began) * 1e3
-        sizes = [span.rows for span in spans]
-        decoded = [len(f.window.tokens) for _, f in live if not f.window.is_prompt]
-        ahead = _split(hidden, sizes) if picked is None else None
-        tapped = _split(taps, sizes) if taps is not None else None
-        return [
-            Frame(
-                window=frame.window,
-                hidden=ahead[index] if ahead else None,
-                taps=_beside(frame.taps, tapped[index] if tapped and slot.taps else None),
-                picked=picked[index] if picked else None,
-                verify_ms=frame.verify_ms + elapsed,
-                pass_rows=sum(decoded),
-                pass_sessions=len(decoded),
-                pass_prompts=sum(sizes) - sum(decoded),
-                rollback_ms=frame.rollback_ms + back.ms,
-                rollback=_costlier(frame.rollback, back.kind),
-            )
-            for index, ((slot, frame), back) in enumerate(zip(live, returned, strict=True))
-        ]
+        return failed + _frames(due, None if picked else hidden, taps, picked, elapsed)
+
+    def _settle(self, live: Live, failed: list[Frame]) -> list[tuple[Slot, Frame, Returned]]:
+        """Bring every session to its window's start; `failed` takes those where that fails."""
+        settled = []
+        for slot, frame in live:
+            try:
+                settled.append((slot, frame, self._return(slot, frame.window)))
+            except Exception as error:
+                failed.append(_failed(slot, frame, error))
+        return settled
 
     def _side_by_side(self, live: Live) -> Live:
         """Give seats to windows that can share operations, and put these first: narrow ones
@@ -182,14 +195,14 @@ class Part:
             self._seats.take(together)
         return sorted(live, key=lambda one: _order(one[0], one[1].window, chunk))
 
-    def _pass(self, live: Live, spans: list[Span]) -> tuple[Tensor, Tensor | None]:
-        if all(frame.hidden is None for _, frame in live):
-            hidden = self._start([token for _, frame in live for token in frame.window.tokens])
+    def _pass(self, due: list[Due]) -> tuple[Tensor, Tensor | None]:
+        if all(one.frame.hidden is None for one in due):
+            hidden = self._start([token for one in due for token in one.frame.window.tokens])
         else:
-            parts = [frame.hidden for _, frame in live if frame.hidden is not None]
+            parts = [one.frame.hidden for one in due if one.frame.hidden is not None]
             hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
-        taps = next((slot.taps for slot, _ in live if slot.taps), ())
-        return self._decoder.run(hidden, spans, taps, self._seats)
+        taps = next((one.slot.taps for one in due if one.slot.taps), ())
+        return self._decoder.run(hidden, [one.span for one in due], taps, self._seats)
 
     def _start(self, rows: Sequence[Row]) -> Tensor:
         """Hidden states [n, hidden] that rows start from."""
@@ -197,25 +210,27 @@ class Part:
             return torch.stack([row for row in rows if isinstance(row, Tensor)])
         return self._decoder.embed(torch.tensor(rows, device=self._decoder.device))
 
-    def _pick(self, live: Live, hidden: Tensor) -> list[Picked]:
-        logits, counts = self._logits(live, hidden), [frame.window.wanted for _, frame in live]
+    def _pick(self, due: list[Due], hidden: Tensor, failed: list[Frame]) -> list[Picked | None]:
+        """The tokens of each window; None, and a frame in `failed`, where picking fails."""
+        logits, counts = self._logits(due, hidden), [one.frame.window.wanted for one in due]
         largest = self._likeliest(logits)  # None: who holds NaN says so
-        if len(live) == 1:
-            slot, frame = live[0]
-            return [slot.picker.pick(frame.window, logits, largest)]
-        picked, done = [], 0
-        for (slot, frame), part in zip(live, logits.split(counts), strict=True):
+        picked, done = list[Picked | None](), 0
+        for one, part in zip(due, logits.split(counts), strict=True):
             own = largest[done : done + len(part)] if largest is not None else None
-            picked.append(slot.picker.pick(frame.window, part, own))
             done += len(part)
+            try:
+                picked.append(one.slot.picker.pick(one.frame.window, part, own))
+            except Exception as error:
+                failed.append(_failed(one.slot, one.frame, error))
+                picked.append(None)
         return picked
 
-    def _logits(self, live: Live, hidden: Tensor) -> Tensor:
+    def _logits(self, due: list[Due], hidden: Tensor) -> Tensor:
         """Logits [R, vocab] of the rows that are wanted, from the hidden states of all."""
         wanted, done = [], 0
-        for _, frame in live:
-            done += len(frame.window.tokens)
-            wanted.append(hidden[done - frame.window.wanted : done])
+        for window in (one.frame.window for one in due):
+            done += len(window.tokens)
+            wanted.append(hidden[done - window.wanted : done])
         rows = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
         return self._decoder.logits(rows) if len(rows) else torch.empty(0, self.vocab_size)
 
@@ -236,6 +251,58 @@ class Part:
         if rows:
             span = Span(slot.state, len(rows), revocable=False, wanted=0)
             self._decoder.run(self._start(rows), [span])
+
+
+def _due(settled: Sequence[tuple[Slot, Frame, Returned]], failed: list[Frame]) -> list[Due]:
+    """Windows made ready to run; `failed` takes those where that fails."""
+    due = []
+    for slot, frame, back in settled:
+        window = frame.window
+        try:
+            revocable = slot.prepare(window, _rows(frame))
+        except Exception as error:
+            failed.append(_failed(slot, frame, error))
+        else:
+            span = Span(slot.state, len(window.tokens), revocable, window.wanted)
+            due.append(Due(slot, frame, back, span))
+    return due
+
+
+def _failed(slot: Slot, frame: Frame, error: Exception) -> Frame:
+    """The answer to a window that failed, after which its session runs nothing more here."""
+    slot.fault = error
+    return replace(frame, hidden=None, taps=None, fault=error)
+
+
+def _frames(
+    due: list[Due],
+    hidden: Tensor | None,
+    taps: Tensor | None,
+    picked: list[Picked | None] | None,
+    elapsed: float,
+) -> list[Frame]:
+    """What a pass that took `elapsed` ms made of its windows, but for those that failed in it:
+    `hidden` states for the next stage, or `picked` tokens."""
+    sizes = [one.span.rows for one in due]
+    decoded = [one.span.rows for one in due if not one.frame.window.is_prompt]
+    ahead = _split(hidden, sizes) if hidden is not None else None
+    tapped = _split(taps, sizes) if taps is not None else None
+    return [
+        Frame(
+            window=frame.window,
+            hidden=ahead[index] if ahead else None,
+            taps=_beside(frame.taps, tapped[index] if tapped and one.slot.taps else None),
+            picked=picked[index] if picked else None,
+            verify_ms=frame.verify_ms + elapsed,
+            pass_rows=sum(decoded),
+            pass_sessions=len(decoded),
+            pass_prompts=sum(sizes) - sum(decoded),
+            rollback_ms=frame.rollback_ms + one.back.ms,
+            rollback=_costlier(frame.rollback, one.back.kind),
+        )
+        for index, one in enumerate(due)
+        if (frame := one.frame) and one.slot.fault is None
+    ]
 
 
 def _rows(frame: Frame) -> Sequence[int] | Tensor:

@@ -59,7 +59,7 @@ class Replay:
 @dataclass(slots=True)
 class Slot:
     """A session's state with everything that its windows need; `void_epoch` and below are stale,
-    `newest` is the window that came last."""
+    `newest` is the window that came last. After a `fault` nothing runs here any more."""
 
     state: State
     picker: Picker
@@ -68,6 +68,7 @@ class Slot:
     void_epoch: int = -1
     newest: int = -1
     replay: Replay = field(default_factory=Replay)
+    fault: Exception | None = None
 
     def add(self, frame: Frame) -> None:
         """Queue a frame; StageError for a window that came behind a later one.

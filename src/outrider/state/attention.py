@@ -75,3 +75,8 @@ class AttentionState:
 
     def nbytes(self) -> int:
         return self.pages.nbytes
+
+    def bytes_of(self, length: int) -> int:
+        """Bytes of the pages that hold the first `length` positions."""
+        held = self.pages.shape[2]
+        return self.pages.nbytes // held * -(-length // PAGE) if held else 0

@@ -130,6 +130,15 @@ class SequenceState:
         """Bytes of tensor storage held now."""
         return sum(part.nbytes() for part in (self.attention, self.delta) if part)
 
+    def copy_nbytes(self) -> int:
+        """Bytes of tensor storage that a `copy` would hold."""
+        attention = self.attention.bytes_of(self.length) if self.attention else 0
+        return attention + (self.delta.nbytes() if self.delta else 0)
+
+    def free(self) -> None:
+        """Let go of all storage; the state is not used afterwards."""
+        self.attention = self.delta = None
+
     def check(self) -> None:
         """Raise StateError if the bookkeeping contradicts itself (tests, idle checks)."""
         if not 0 <= self.floor <= self.length <= self._peak:

@@ -29,6 +29,7 @@ class LlamaState:
         recurrent = context.weights.is_recurrent
         self._snapshots = Snapshots(capacity) if recurrent else None
         self._sequence: int | None = None
+        self._give_back: weakref.finalize[..., LlamaState] | None = None
 
     def begin(self, rows: int, wanted: int, *, revocable: bool) -> Piece:
         """The place of a pass's rows; raises StateError where they could not be taken back."""
@@ -52,7 +53,7 @@ class LlamaState:
         """Its sequence in the context; what was copied is brought back to it."""
         if self._sequence is None:
             self._sequence = self._context.take()
-            weakref.finalize(self, self._context.give_back, self._sequence)
+            self._give_back = weakref.finalize(self, self._context.give_back, self._sequence)
             if self._copy is not None:
                 self._context.load(self._sequence, self._copy)
                 self._copy = None
@@ -142,6 +143,17 @@ class LlamaState:
         if self._sequence is None:
             return len(self._copy or b"")
         return self._context.nbytes(self._sequence)
+
+    def copy_nbytes(self) -> int:
+        """Bytes of a copy: those of the sequence."""
+        return self.nbytes()
+
+    def free(self) -> None:
+        """Give the sequence back now, in the thread that runs passes: an error on its way to
+        somebody else may hold this object for long."""
+        if self._give_back is not None:
+            self._give_back()
+        self._copy = None
 
     def check(self) -> None:
         """Raise StateError where the context holds something else than is counted here."""
