@@ -308,7 +308,7 @@ class Engine:
             return True
         self._close_on_stage(session.id)
         if session.drafter is not None:
-            session.drafter.close()
+            self._quietly(session.drafter.close)
         session.drafter = self._drafter(session, request)
         return False
 

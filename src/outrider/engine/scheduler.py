@@ -306,7 +306,10 @@ class Scheduler:
             asked, self._shared.asked = self._shared.asked, []
         for one in asked:
             if one.set_running_or_notify_cancel():
-                one.set_result(self._count())
+                try:
+                    one.set_result(self._count())
+                except Exception as error:
+                    one.set_exception(error)
 
     def _count(self) -> Snapshot:
         shared, prefixes = self._shared, self.engine.prefixes
