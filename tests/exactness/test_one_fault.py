@@ -78,6 +78,7 @@ PLANTS = {
     "making a drafter": Plant(SuffixDrafter, "__init__", drafters=1, early=True),
     "closing a drafter": Plant(SuffixDrafter, "close"),
     "budget": Plant(FixedBudget, "learn", errors=1),
+    "figures": Plant(FixedBudget, "explain", errors=1),
     "open": Plant(Part, "open", errors=1, early=True),
     "submit": Plant(LocalStage, "submit", errors=1),
     "submit, of a prompt": Plant(LocalStage, "submit", errors=1, early=True),

@@ -45,8 +45,8 @@ def step(
     except Exception as error:
         return _lost(sessions.values(), error)
     for reply in replies:
-        session = sessions[reply.session]
-        if not session.done:
+        session = sessions.get(reply.session)
+        if session is not None and not session.done:
             _take(session, reply, stage)
     return []
 
