@@ -45,9 +45,9 @@ def step(
     except Exception as error:
         return _lost(sessions.values(), error)
     for reply in replies:
-        session = sessions.get(reply.session)
-        if session is not None and not session.done:
-            _take(session, reply, stage)
+        owner = sessions.get(reply.session)
+        if owner is not None and not owner.done:
+            _take(owner, reply, stage)
     return []
 
 
