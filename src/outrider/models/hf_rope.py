@@ -32,6 +32,8 @@ def read_rope(raw: Json, width: int) -> RopeConfig:
     if kind not in KINDS:
         raise CheckpointError(f"rope type {kind!r} is not supported; known: {', '.join(KINDS)}.")
     fraction = real("partial_rotary_factor", given["partial_rotary_factor"])
+    if fraction > 1:
+        raise CheckpointError(f"partial_rotary_factor = {fraction} is more than all of each head.")
     return RopeConfig(
         theta=real("rope_theta", given["rope_theta"]),
         width=int(width * fraction),

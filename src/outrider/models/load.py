@@ -16,7 +16,7 @@ from outrider.models.decoder import Decoder, DecoderLayer, Layer, Mlp, state_spe
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.model_file import open_tensors
 from outrider.models.pass_plan import PassTables, Span, plan_pass
-from outrider.models.rope import rope_tables
+from outrider.models.rope import longest, rope_tables
 from outrider.models.weights import TensorSource, WeightReader
 from outrider.ops.attention import BiasTable, Heads
 from outrider.ops.delta import chunk_table
@@ -60,13 +60,18 @@ def load_decoder(folder: Path, kernels: Kernels, options: LoadOptions) -> Decode
 
 
 def _max_length(config: ModelConfig, options: LoadOptions) -> int:
-    wanted = options.max_length or config.max_length
-    if wanted > config.max_length:
+    wanted, rope = options.max_length or config.max_length, config.attention.rope
+    if wanted <= (most := longest(rope, config.max_length)):
+        return wanted
+    if rope.kind == "dynamic":
         raise CheckpointError(
-            f"target.max_length {wanted} exceeds the {config.max_length} positions that the model "
-            "was trained for; lower it."
+            f"target.max_length {wanted} exceeds max_position_embeddings {most}, beyond which rope "
+            "type 'dynamic' rotates all earlier positions anew at each length: lower it."
         )
-    return wanted
+    raise CheckpointError(
+        f"target.max_length {wanted} exceeds the {most} positions that the model was trained for; "
+        "lower it."
+    )
 
 
 def _build(
