@@ -46,11 +46,12 @@ def _parameters(raw: Json) -> dict[str, Any]:
     """The one set of parameters, base and rotated part included; two that differ are refused."""
     sets = {}
     for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(raw.get(name) or {}, dict):
-            raise CheckpointError(f"{name} = {raw[name]!r} must be an object of parameters.")
-        if given := raw.get(name):
+        given = raw.get(name) or {}
+        if not isinstance(given, dict):
+            raise CheckpointError(f"{name} = {given!r} must be an object of parameters.")
+        if given:
             sets[name] = _complete(raw, given)
-        if any(isinstance(value, dict) for value in (given or {}).values()):
+        if any(isinstance(value, dict) for value in given.values()):
             raise CheckpointError(
                 f"{name} has parameters by layer type ({', '.join(given)}), which is not "
                 "supported: use a model with one rotary embedding for all layers."
