@@ -3,7 +3,7 @@
 safetensors only: pickle files can run code and are refused by name.
 """
 
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, Self
 
 import torch
@@ -45,6 +45,11 @@ class Checkpoint(TensorSource):
             raise CheckpointError(
                 f"{path} is not a whole safetensors file ({error}); fetch it again."
             ) from None
+        if twice := sorted(self._files.keys() & file.keys()):
+            raise CheckpointError(
+                f"tensor {twice[0]} lies in two files of {path.parent}, the second being "
+                f"{path.name}: fetch the checkpoint again, into an empty folder."
+            )
         self._files.update(dict.fromkeys(file.keys(), file))
 
     @property
@@ -75,12 +80,23 @@ class Checkpoint(TensorSource):
         return tensor.to(dtype)
 
 
+def _inside(index: Path, name: str) -> str:
+    """`name`, which an index file gives, where it lies in the index's own folder."""
+    path = PureWindowsPath(name)  # knows both separators, and drives
+    if path.anchor or ".." in path.parts or not path.parts:
+        raise CheckpointError(
+            f"{index} names the file {name!r}, which is not in its folder: fetch it "
+            "again, from its author."
+        )
+    return name
+
+
 def _files(folder: Path) -> list[Path]:
     if (index := folder / INDEX).exists():
         weights = read_json(index).get("weight_map")
         if not isinstance(weights, dict) or not weights:
             raise CheckpointError(f"{index} has no weight_map.")
-        return [folder / name for name in sorted(set(weights.values()))]
+        return [folder / _inside(index, name) for name in sorted(set(map(str, weights.values())))]
     if (single := folder / SINGLE).exists():
         return [single]
     for name in PICKLES:

@@ -118,7 +118,9 @@ def _rope(file: GgufFile, architecture: str, width: int) -> dict[str, Any]:
         "rope_theta": file.real(f"{prefix}.freq_base", 10000.0),
         "partial_rotary_factor": rotated / width,
     }
-    kind = file.text(f"{prefix}.scaling.type", "none")
+    # As in llama.cpp, a factor without a type is linear.
+    scaled = file.real(f"{prefix}.scaling.factor", 1.0) != 1
+    kind = file.text(f"{prefix}.scaling.type", "linear" if scaled else "none")
     if kind == "none":
         return words
     words |= {"rope_type": kind, "factor": file.real(f"{prefix}.scaling.factor")}

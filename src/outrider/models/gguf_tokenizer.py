@@ -14,15 +14,22 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.errors import CheckpointError
 from outrider.models.chat import ChatTemplate
+from outrider.models.gguf_ends import (
+    CONTROL,
+    NORMAL,
+    PREFIX,
+    UNKNOWN,
+    USER_DEFINED,
+    as_control,
+    end_tokens,
+    token_id,
+)
 from outrider.models.gguf_file import GgufFile
 from outrider.models.tokenizer import Tokenizer
 
 Merges = list[tuple[str, str]]
 
-PREFIX = "tokenizer.ggml."
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-ENDS = ("eos", "eot", "eom")
 SPACE = "▁"
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -71,9 +78,11 @@ def read_gguf_tokenizer(file: GgufFile) -> Tokenizer:
             f"{PREFIX}model {kind!r} is not supported; supported are {', '.join(BUILDERS)}."
         )
     tokens = _tokens(file)
+    types = _types(file, tokens)
+    ends = end_tokens(file, tokens, types)
     try:
         backend = BUILDERS[kind](file, tokens)
-        _add_tokens(backend, tokens, _types(file, tokens))
+        _add_tokens(backend, tokens, as_control(tokens, types, ends))
     except CheckpointError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -85,7 +94,7 @@ def read_gguf_tokenizer(file: GgufFile) -> Tokenizer:
     return Tokenizer(
         backend,
         special_tokens=special,
-        end_tokens=[at for key in ENDS if (at := _token_id(file, tokens, key)) is not None],
+        end_tokens=ends,
         template=_template(file, special),
         origin=str(file.path),
     )
@@ -116,18 +125,9 @@ def _check_length(
         )
 
 
-def _token_id(file: GgufFile, tokens: Sequence[str], key: str) -> int | None:
-    name = f"{PREFIX}{key}_token_id"
-    if name not in file.values:
-        return None
-    if (token_id := file.number(name)) >= len(tokens):
-        raise file.fault(f"{name} = {token_id} is not among {len(tokens)} tokens: convert it anew.")
-    return token_id
-
-
 def _token(file: GgufFile, tokens: Sequence[str], key: str) -> str | None:
-    token_id = _token_id(file, tokens, key)
-    return None if token_id is None else tokens[token_id]
+    found = token_id(file, tokens, key)
+    return None if found is None else tokens[found]
 
 
 def _add_tokens(backend: Backend, tokens: Sequence[str], types: Sequence[int]) -> None:
@@ -181,14 +181,14 @@ def _frame(backend: Backend, file: GgufFile, tokens: Sequence[str], *, add_bos: 
     """Have BOS and EOS put around a text where the file, or else its kind, says so."""
     ids: dict[str, int] = {}
     for key, wanted in (("bos", add_bos), ("eos", False)):
-        token_id = _token_id(file, tokens, key)
-        if file.values.get(f"{PREFIX}add_{key}_token", wanted) and token_id is not None:
-            ids[key] = token_id
+        found = token_id(file, tokens, key)
+        if file.values.get(f"{PREFIX}add_{key}_token", wanted) and found is not None:
+            ids[key] = found
     if ids:
         before, after = ([tokens[ids[key]]] if key in ids else [] for key in ("bos", "eos"))
         backend.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after],
-            special_tokens=[(tokens[token_id], token_id) for token_id in ids.values()],
+            special_tokens=[(tokens[at], at) for at in ids.values()],
         )
 
 

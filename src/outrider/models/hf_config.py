@@ -10,20 +10,28 @@ from outrider.models.config import (
     DeltaConfig,
     LayerKind,
     ModelConfig,
-    RopeConfig,
 )
 from outrider.models.files import read_json
+from outrider.models.hf_defaults import with_defaults
+from outrider.models.hf_rope import read_rope
 
 Json = Mapping[str, Any]
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 QUANTISED = "quantization_config"
 
 
 def read_config(folder: Path) -> ModelConfig:
     """Read `folder`/config.json; CheckpointError names what is missing or not supported."""
-    raw = read_json(folder / "config.json")
-    return parse_config(raw, origin=str(folder / "config.json"))
+    raw, origin = read_json(folder / "config.json"), str(folder / "config.json")
+    config = parse_config(raw, origin=origin)
+    heads = config.attention
+    if heads.rope.width != heads.width and not heads.output_gate:
+        raise CheckpointError(
+            f"{origin}: partial_rotary_factor {heads.rope.width / heads.width:g} is left out by "
+            f"transformers for model_type {config.architecture!r} and followed by others: remove "
+            "it, or use a model that was trained with all of each head rotated."
+        )
+    return config
 
 
 def parse_config(raw: Json, *, origin: str = "config.json") -> ModelConfig:
@@ -46,7 +54,9 @@ def parse_config(raw: Json, *, origin: str = "config.json") -> ModelConfig:
 
 
 def _refuse(raw: Json, origin: str) -> None:
-    if quantised := raw.get(QUANTISED) or raw.get("text_config", {}).get(QUANTISED):
+    text = raw.get("text_config")
+    nested = text.get(QUANTISED) if isinstance(text, dict) else None
+    if quantised := raw.get(QUANTISED) or nested:
         method = quantised.get("quant_method", "unnamed")
         raise CheckpointError(
             f"{origin}: {QUANTISED} (method {method!r}) is not supported; use the unquantised "
@@ -60,48 +70,54 @@ def _refuse(raw: Json, origin: str) -> None:
 
 
 def _llama(raw: Json) -> ModelConfig:
-    bias = bool(raw.get("attention_bias", False))
-    attention = _attention(raw, qkv_bias=bias, out_bias=bias)
-    return _dense(raw, attention, mlp_bias=bool(raw.get("mlp_bias", False)))
+    words = with_defaults(raw, "llama")
+    bias = words["attention_bias"]
+    attention = _attention(words, qkv_bias=bias, out_bias=bias)
+    return _dense(words, attention, mlp_bias=words["mlp_bias"])
 
 
 def _mistral(raw: Json) -> ModelConfig:
-    window = raw.get("sliding_window")
-    windows = (window,) * raw["num_hidden_layers"]
-    return _dense(raw, _attention(raw, windows=windows))
+    words = with_defaults(raw, "mistral")
+    windows = (words["sliding_window"],) * words["num_hidden_layers"]
+    return _dense(words, _attention(words, windows=windows))
 
 
 def _qwen2(raw: Json) -> ModelConfig:
-    return _dense(raw, _attention(raw, qkv_bias=True, windows=_qwen_windows(raw)))
+    words = with_defaults(raw, "qwen2")
+    return _dense(words, _attention(words, qkv_bias=True, windows=_qwen_windows(words)))
 
 
 def _qwen3(raw: Json) -> ModelConfig:
-    bias = bool(raw.get("attention_bias", False))
-    windows = _qwen_windows(raw)
-    attention = _attention(raw, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=windows)
-    return _dense(raw, attention)
+    words = with_defaults(raw, "qwen3")
+    bias, windows = words["attention_bias"], _qwen_windows(words)
+    attention = _attention(words, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=windows)
+    return _dense(words, attention)
 
 
 def _qwen3_5(raw: Json) -> ModelConfig:
-    """A whole Qwen3.5 folder (text and vision): its text part."""
-    text = dict(raw["text_config"])
-    text.setdefault("tie_word_embeddings", raw.get("tie_word_embeddings", False))
-    return _hybrid(text, prefix="model.language_model.", skipped=("model.visual.",))
+    """A whole Qwen3.5 folder (text and vision): its text part, with the head of the whole."""
+    if not isinstance(text := raw["text_config"], dict):
+        raise CheckpointError(f"text_config = {text!r} must be an object of the text part's keys.")
+    text = {**text, "tie_word_embeddings": raw.get("tie_word_embeddings", False)}
+    words = with_defaults({"model_type": "qwen3_5_text", **text}, "qwen3_5_text")
+    return _hybrid(words, prefix="model.language_model.", skipped=("model.visual.",))
 
 
 def _qwen3_next(raw: Json) -> ModelConfig:
-    step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    words = with_defaults(raw, "qwen3_next")
+    step, dense = words["decoder_sparse_step"], words["mlp_only_layers"] or []
     sparse = [
         layer
-        for layer in range(raw["num_hidden_layers"])
-        if layer not in dense and raw.get("num_experts", 0) > 0 and (layer + 1) % step == 0
+        for layer in range(words["num_hidden_layers"])
+        if layer not in dense and words["num_experts"] > 0 and (layer + 1) % step == 0
     ]
     if sparse:
         raise CheckpointError(
-            f"layer {sparse[0]} is a mixture of {raw['num_experts']} experts, which is not "
-            "supported yet; use a dense model of the family."
+            f"layer {sparse[0]} is a mixture of {words['num_experts']} experts by num_experts, "
+            "decoder_sparse_step and mlp_only_layers, which is not supported yet; use a dense "
+            "model of the family."
         )
-    return _hybrid(raw, interleaved=True)
+    return _hybrid(words, interleaved=True)
 
 
 FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
@@ -110,7 +126,7 @@ FAMILIES: dict[str, Callable[[Json], ModelConfig]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_5": _qwen3_5,
-    "qwen3_5_text": lambda raw: _hybrid(raw),
+    "qwen3_5_text": lambda raw: _hybrid(with_defaults(raw, "qwen3_5_text")),
     "qwen3_next": _qwen3_next,
 }
 
@@ -128,14 +144,13 @@ def _hybrid(
     interleaved: bool = False,
 ) -> ModelConfig:
     kinds = _hybrid_kinds(raw)
-    bias = bool(raw.get("attention_bias", False))
+    bias = raw["attention_bias"]
     attention = _attention(
         raw,
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=True,
         output_gate=True,
-        rotary=0.25,
         windows=(None,) * kinds.count("attention"),
     )
     delta = DeltaConfig(
@@ -164,34 +179,41 @@ def _hybrid(
 
 def _hybrid_kinds(raw: Json) -> tuple[LayerKind, ...]:
     names: dict[str, LayerKind] = {"linear_attention": "delta", "full_attention": "attention"}
-    interval = raw.get("full_attention_interval") or 4
-    types = raw.get("layer_types") or [
+    interval = raw["full_attention_interval"]
+    types = _layer_types(raw, tuple(names)) or [
         "full_attention" if (layer + 1) % interval == 0 else "linear_attention"
         for layer in range(raw["num_hidden_layers"])
     ]
-    unknown = [kind for kind in types if kind not in names]
-    if unknown:
-        raise CheckpointError(f"layer_types holds {unknown[0]!r}; known are {', '.join(names)}.")
     return tuple(names[kind] for kind in types)
 
 
-def _common(raw: Json, kinds: tuple[LayerKind, ...]) -> dict[str, Any]:
-    if (activation := raw.get("hidden_act", "silu")) != "silu":
-        raise CheckpointError(f"hidden_act {activation!r} is not supported, only 'silu'.")
-    if len(kinds) != raw["num_hidden_layers"]:
+def _layer_types(raw: Json, known: tuple[str, ...]) -> list[str] | None:
+    """The kind of each layer where they are listed, one of `known` for each."""
+    if (types := raw["layer_types"]) is None:
+        return None
+    unknown = [kind for kind in types if kind not in known]
+    if unknown:
+        raise CheckpointError(f"layer_types holds {unknown[0]!r}; known are {', '.join(known)}.")
+    if len(types) != raw["num_hidden_layers"]:
         raise CheckpointError(
-            f"layer_types names {len(kinds)} layers, num_hidden_layers says "
+            f"layer_types names {len(types)} layers, num_hidden_layers says "
             f"{raw['num_hidden_layers']}."
         )
+    return [str(kind) for kind in types]
+
+
+def _common(raw: Json, kinds: tuple[LayerKind, ...]) -> dict[str, Any]:
+    if (activation := raw["hidden_act"]) != "silu":
+        raise CheckpointError(f"hidden_act {activation!r} is not supported, only 'silu'.")
     return {
         "architecture": raw["model_type"],
         "vocab_size": raw["vocab_size"],
         "hidden_size": raw["hidden_size"],
         "intermediate_size": raw["intermediate_size"],
         "layer_kinds": kinds,
-        "norm_eps": raw.get("rms_norm_eps", 1e-6),
+        "norm_eps": raw["rms_norm_eps"],
         "max_length": raw["max_position_embeddings"],
-        "tied_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "tied_embeddings": raw["tie_word_embeddings"],
     }
 
 
@@ -199,12 +221,11 @@ def _attention(
     raw: Json,
     *,
     windows: tuple[int | None, ...] | None = None,
-    rotary: float = 1.0,
     **flags: bool,
 ) -> AttentionConfig:
     heads = raw["num_attention_heads"]
-    kv_heads = raw.get("num_key_value_heads") or heads
-    width = raw.get("head_dim") or raw["hidden_size"] // heads
+    kv_heads = raw["num_key_value_heads"] or heads
+    width = raw["head_dim"] or raw["hidden_size"] // heads
     if heads % kv_heads:
         raise CheckpointError(
             f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}."
@@ -213,49 +234,26 @@ def _attention(
         heads=heads,
         kv_heads=kv_heads,
         width=width,
-        rope=_rope(raw, width, rotary),
+        rope=read_rope(raw, width),
         windows=windows or (None,) * raw["num_hidden_layers"],
         **flags,
-    )
-
-
-def _rope(raw: Json, width: int, rotary: float) -> RopeConfig:
-    """Both spellings: `rope_parameters` (new) and `rope_theta` with `rope_scaling` (old)."""
-    new = dict(raw.get("rope_parameters") or {})
-    old = dict(raw.get("rope_scaling") or {})
-    merged = {**old, **new}
-    kind = merged.get("rope_type") or merged.get("type") or "default"
-    if kind == "mrope":
-        kind = "default"  # for text alone all three position axes are equal
-    if kind not in ROPE_KINDS:
-        raise CheckpointError(
-            f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}."
-        )
-    fraction = float(
-        merged.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or rotary
-    )
-    numbers = {
-        key: float(value)
-        for key, value in merged.items()
-        if isinstance(value, int | float) and key not in ("rope_theta", "partial_rotary_factor")
-    }
-    numbers.setdefault("max_position_embeddings", float(raw["max_position_embeddings"]))
-    return RopeConfig(
-        theta=float(merged.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-        width=int(width * fraction),
-        kind=kind,
-        parameters=numbers,
     )
 
 
 def _qwen_windows(raw: Json) -> tuple[int | None, ...]:
     """Sliding windows of Qwen2 and Qwen3: by layer_types, else from max_window_layers on."""
     layers: int = raw["num_hidden_layers"]
-    window: int | None = raw.get("sliding_window")
-    if not raw.get("use_sliding_window") or window is None:
+    window: int | None = raw["sliding_window"] if raw["use_sliding_window"] else None
+    if window is None:
+        if "sliding_attention" in (raw["layer_types"] or ()):
+            raise CheckpointError(
+                f"layer_types names sliding_attention, but use_sliding_window is "
+                f"{raw['use_sliding_window']} and sliding_window {raw['sliding_window']}: state "
+                "both, or name full_attention."
+            )
         return (None,) * layers
-    types = raw.get("layer_types") or [
-        "sliding_attention" if layer >= raw.get("max_window_layers", layers) else "full_attention"
+    types = _layer_types(raw, ("full_attention", "sliding_attention")) or [
+        "sliding_attention" if layer >= raw["max_window_layers"] else "full_attention"
         for layer in range(layers)
     ]
     return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from outrider.models.decoder import Decoder, DecoderLayer, Layer, Mlp, state_spe
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.model_file import open_tensors
 from outrider.models.pass_plan import PassTables, Span, plan_pass
-from outrider.models.rope import rope_tables
+from outrider.models.rope import longest, rope_tables
 from outrider.models.weights import TensorSource, WeightReader
 from outrider.ops.attention import BiasTable, Heads
 from outrider.ops.delta import chunk_table
@@ -28,6 +28,7 @@ from outrider.state.spec import LOG_CHUNK
 
 LOG = logging.getLogger(__name__)
 MTP_PREFIX = "mtp."
+HEAD = "lm_head.weight"
 CALIBRATION_ROWS = 256
 
 
@@ -47,6 +48,7 @@ def load_decoder(folder: Path, kernels: Kernels, options: LoadOptions) -> Decode
     config, opened = open_tensors(folder)
     length = _max_length(config, options)
     with opened as checkpoint:
+        config = _as_stored(checkpoint, config)
         reader = WeightReader(
             checkpoint,
             config.tensor_prefix,
@@ -60,13 +62,18 @@ def load_decoder(folder: Path, kernels: Kernels, options: LoadOptions) -> Decode
 
 
 def _max_length(config: ModelConfig, options: LoadOptions) -> int:
-    wanted = options.max_length or config.max_length
-    if wanted > config.max_length:
+    wanted, rope = options.max_length or config.max_length, config.attention.rope
+    if wanted <= (most := longest(rope, config.max_length)):
+        return wanted
+    if rope.kind == "dynamic":
         raise CheckpointError(
-            f"target.max_length {wanted} exceeds the {config.max_length} positions that the model "
-            "was trained for; lower it."
+            f"target.max_length {wanted} exceeds max_position_embeddings {most}, beyond which rope "
+            "type 'dynamic' rotates all earlier positions anew at each length: lower it."
         )
-    return wanted
+    raise CheckpointError(
+        f"target.max_length {wanted} exceeds the {most} positions that the model was trained for; "
+        "lower it."
+    )
 
 
 def _build(
@@ -200,6 +207,23 @@ def build_mlp(config: ModelConfig, layer: WeightReader, kernels: Kernels) -> Mlp
     return Mlp(*products, kernels.fuse(down))
 
 
+def _as_stored(checkpoint: TensorSource, config: ModelConfig) -> ModelConfig:
+    """The config with the head that the file has: its own, or the embedding where it has none.
+
+    Raises CheckpointError where the config says untied and there is no head.
+    """
+    own = HEAD in checkpoint.names
+    if not own and not config.tied_embeddings:
+        raise CheckpointError(
+            f"tie_word_embeddings is false in the {checkpoint.explains} of {checkpoint.folder}, "
+            f"but tensor {HEAD} is missing: fetch the weights again, or set the flag to true if "
+            "the model was trained with its embedding as the head."
+        )
+    if own and config.tied_embeddings:
+        LOG.info("tie_word_embeddings is true, but the file has a head of its own: it is used")
+    return replace(config, tied_embeddings=not own)
+
+
 def _ends(
     config: ModelConfig, reader: WeightReader, kernels: Kernels, is_first: bool, last: int
 ) -> tuple[Tensor | None, RmsNorm | None, Linear | None]:
@@ -214,30 +238,25 @@ def _ends(
         matrix = embedding if embedding is not None else reader.matrix("embed_tokens", *shape)
     else:
         top = WeightReader(reader.checkpoint, "", reader.dtype, reader.device)
-        matrix = top.matrix("lm_head", *shape)
+        matrix = top.take(HEAD, *shape)
     return embedding, norm, kernels.make_linear(matrix, use="head")
 
 
 def _account(checkpoint: TensorSource, config: ModelConfig, options: LoadOptions) -> None:
-    """Leave what other parts use: MTP layers, vision towers, other stages' layers, tied heads."""
+    """Leave what other parts use: MTP layers, vision towers, other stages' layers and ends."""
     skipped: Sequence[str] = (MTP_PREFIX, *config.skipped_prefixes)
     names = checkpoint.names
     checkpoint.leave(name for name in names if name.startswith(tuple(skipped)))
     for prefix in config.skipped_prefixes:
         if count := sum(name.startswith(prefix) for name in names):
             LOG.warning("text only: %d tensors under %s* are not loaded", count, prefix)
-    if config.tied_embeddings:
-        checkpoint.leave({"lm_head.weight"} & names)
     checkpoint.leave(name for name in names if name.endswith("rotary_emb.inv_freq"))
     if options.first or options.last is not None:
         ours = range(options.first, options.last or config.num_layers)
         stem = f"{config.tensor_prefix}layers."
-        checkpoint.leave(
-            name
-            for name in names
-            if name.startswith(stem) and int(name.removeprefix(stem).split(".")[0]) not in ours
-        )
+        others = {f"{stem}{layer}." for layer in range(config.num_layers) if layer not in ours}
+        checkpoint.leave(name for name in names if name.startswith(tuple(others)))
         ends = ("embed_tokens.weight", "norm.weight")
         checkpoint.leave({config.tensor_prefix + end for end in ends} & names)
-        checkpoint.leave({"lm_head.weight"} & names)
+        checkpoint.leave({HEAD} & names)
     checkpoint.finish()

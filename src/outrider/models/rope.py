@@ -1,7 +1,8 @@
 """Inverse frequencies of the rotary embedding under each scaling rule.
 
 linear: Chen et al. 2023. yarn: Peng et al. 2023. llama3: the Llama 3.1 report. dynamic changes
-the base only beyond the trained length, which Outrider does not exceed, and so equals default.
+the base, and so every earlier row, with each position beyond the stated length, which a model of
+that kind may not exceed here (`longest`): up to there it equals default.
 """
 
 import math
@@ -12,6 +13,21 @@ from torch import Tensor
 
 from outrider.models.config import RopeConfig
 from outrider.ops import rope as ops
+
+
+def longest(config: RopeConfig, stated: int) -> int:
+    """Positions that the scaling was made for, of a model that states `stated` of them.
+
+    The rules that multiply a length reach the original times the factor, whichever of the two the
+    model states; a table of any length has the same rows.
+    """
+    numbers = config.parameters or {}
+    if config.kind == "linear":
+        return max(stated, int(stated * numbers["factor"]))
+    if config.kind == "yarn":
+        original = numbers.get("original_max_position_embeddings", stated)
+        return max(stated, int(original * _yarn_factor(numbers)))
+    return stated
 
 
 def rope_tables(config: RopeConfig, head_width: int, length: int) -> tuple[Tensor, Tensor]:
@@ -55,7 +71,7 @@ def _yarn(frequencies: Tensor, theta: float, width: int, numbers: Mapping[str, f
     def dimension(rotations: float) -> float:
         return width * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = dimension(numbers.get("beta_fast", 32)), dimension(numbers.get("beta_slow", 1))
+    low, high = dimension(numbers.get("beta_fast") or 32), dimension(numbers.get("beta_slow") or 1)
     if numbers.get("truncate", 1.0):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)

@@ -94,6 +94,18 @@ def test_taps_that_a_file_does_not_name():
     assert default_taps(36, 1) == [18]
 
 
+def test_what_leaks_from_a_targets_config_is_left_out():
+    """A factor that Qwen3 does not know, and windows of a class that the views do not go by."""
+    leaked = {
+        "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 7,
+    }
+    trunk = parse(Kind(), **leaked).trunk
+    assert trunk.attention.rope.width == trunk.attention.width
+    assert [view.window for view in parse(Kind(), **leaked).views] == [None, 7]
+
+
 def test_heads_are_told_by_their_tensors():
     for markov in ("vanilla", "gated", "rnn"):
         layout = parse(replace(SPARK, markov=markov), markov_head_type="vanilla").layout

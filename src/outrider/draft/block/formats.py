@@ -88,7 +88,7 @@ def parse_block(raw: Json, shapes: Shapes, num_target_layers: int | None) -> Blo
         if key == "quantization_config" and fields.get(key):
             raise CheckpointError("config.json: quantised drafters are not supported.")
         fields.pop(key, None)  # Custom code is never run; the factor leaks from targets' configs.
-    trunk = parse_config({**fields, "model_type": "qwen3"})
+    trunk = parse_config({**_plain(fields), "model_type": "qwen3"})
     layers = raw.get("num_target_layers") or num_target_layers
     for key, neutral in NEUTRAL.items():
         if _value(raw, key, neutral) not in (neutral, None):
@@ -102,6 +102,15 @@ def parse_block(raw: Json, shapes: Shapes, num_target_layers: int | None) -> Blo
         views=tuple(_view(raw, fields, layer, packaging) for layer in range(trunk.num_layers)),
         target_layers=raw.get("num_target_layers"),
     )
+
+
+def _plain(fields: Json) -> dict[str, Any]:
+    """Without the windows, which each layer's view has, and what leaks from targets' configs."""
+    windows = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+    words = {key: value for key, value in fields.items() if key not in windows}
+    if isinstance(rope := words.get("rope_parameters"), dict):
+        words["rope_parameters"] = {k: v for k, v in rope.items() if k != "partial_rotary_factor"}
+    return words
 
 
 def _packaging(raw: Json) -> str:
