@@ -223,11 +223,11 @@ class TextStream:
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:
-    """Return `stop`, one string or several, as a tuple.
+    """Return `stop`, one string, several or None, as a tuple.
 
     Raises RequestError for what is no string, and for an empty one, which every text begins with.
     """
-    given = (stop,) if isinstance(stop, str) else stop
+    given = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
         raise RequestError(
             f"stop = {stop!r} is neither a text nor a list of texts: give those that end the "
