@@ -5,9 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from outrider.assemble.calibration import ROUNDS, _filled, _widths, measure_costs
+from outrider.assemble.calibration import (
+    CONTEXT,
+    ROUNDS,
+    TIMED,
+    _filled,
+    _widths,
+    drafts_of,
+    measure_costs,
+    passes,
+    windows_of,
+)
+from outrider.assemble.planning import MEASURED, measure_layers
+from outrider.assemble.setup import make_picker
+from outrider.draft.choice import GreedyChooser
+from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.engine.controller import Controller
 from outrider.models.decoder import Decoder
+from outrider.models.load import LoadOptions, load_decoder
+from outrider.ops.selftest import Kernels
+from outrider.stage.local import LocalStage
+from tests.helpers.checkpoints import VOCAB, save_model
 from tests.helpers.runs import make_decoder
 
 
@@ -63,3 +81,65 @@ def test_no_drafts_need_no_draft_costs(decoder: Decoder):
     costs = measure_costs(decoder, decoder, ["draft"], drafts=0, clock=Ticks(0.001))
     assert len(costs.verify) == 1
     assert Controller(costs).choose() == 0
+
+
+SHORT = (2, 5, 31, CONTEXT - 1, CONTEXT + 6)
+
+
+@pytest.fixture(scope="module", params=SHORT)
+def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    """A target whose context is shorter than what is measured elsewhere."""
+    folder: Path = tmp_path_factory.mktemp("short")
+    save_model("qwen3_5", folder)
+    return load_decoder(folder, Kernels(exact=True), LoadOptions(max_length=request.param))
+
+
+def test_passes_stay_within_the_context_that_there_is(short: Decoder):
+    run = passes(short)
+    run(CONTEXT)
+    state = run.args[1]  # type: ignore[attr-defined]
+    assert state.length == min(CONTEXT, short.max_length)
+    for rows in (16, 1, 2, CONTEXT, 3):
+        run(rows)
+        assert state.length <= short.max_length
+
+
+def test_windows_begin_anew_where_the_context_is_full(short: Decoder):
+    stage, seen = LocalStage(short, "log", CONTEXT, make_picker), []
+    submit = stage.submit
+    stage.submit = lambda window: (seen.append(window), submit(window))  # type: ignore[method-assign, assignment]
+    with windows_of(stage) as run:
+        for rows in (CONTEXT, 16, 1, 2, 16, CONTEXT):
+            run(rows)
+    assert len(seen) == 6
+    assert all(window.start + len(window.tokens) <= short.max_length for window in seen)
+    assert all(window.session == TIMED for window in seen)
+    assert [window.start for window in seen[:2]] == [0, CONTEXT if short.max_length > 79 else 0]
+
+
+def test_rounds_of_a_drafter_begin_anew_where_its_context_is_full(short: Decoder):
+    lengths, made = [], []
+
+    class Watched(DraftModelDrafter):
+        def propose(self, context, budget):
+            draft = super().propose(context, budget)
+            lengths.append(len(context) + (len(draft.tokens) if draft else 0))
+            return draft
+
+    def make() -> Watched:
+        made.append(Watched(short, GreedyChooser(vocab_size=VOCAB)))
+        return made[-1]
+
+    with drafts_of(make, short.max_length) as run:
+        for drafts in (4, 1, 4) * 8:
+            run(drafts)
+    known = min(CONTEXT, short.max_length // 2)
+    assert lengths[0] == known + min(4, short.max_length - known)
+    assert known < max(lengths) <= short.max_length
+    assert len(made) > 1
+
+
+def test_a_plan_is_measured_within_the_context_too(short: Decoder):
+    times = measure_layers(short)
+    assert len(times.bare) == len(times.head) == MEASURED[-1]
+    assert all(cost > 0 for cost in times.bare)

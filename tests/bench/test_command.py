@@ -126,6 +126,15 @@ def test_an_interrupt_reports_nothing(bench, tmp_path):
     assert (code, out) == (130, "")
     assert "interrupted" in err
     assert not file.exists()
+    assert not list(tmp_path.glob(".outrider-*"))
+
+
+def test_a_report_that_cannot_be_written_leaves_no_other(bench, tmp_path):
+    code, _, err = bench("--output", str(tmp_path / "a.json"), "--html", str(tmp_path))
+    assert code == 1
+    assert f"--html {tmp_path} cannot be written (is a directory)" in err
+    assert not (tmp_path / "a.json").exists()
+    assert not list(tmp_path.glob(".outrider-*"))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Generation:
         self.script, self.method = script, method
         self.pieces = script.pieces[:max_tokens]
         self.done: list[str] = []
-        self.reason = "cancelled"
+        self.reason, self.closed = "cancelled", False
 
     def __iter__(self):
         script = self.script
@@ -71,6 +71,9 @@ class Generation:
                 break
         self.reason = "stop"
 
+    def close(self) -> None:
+        self.closed = True
+
     @property
     def result(self) -> Result:
         text = "".join(self.done) + (self.script.held if self.reason == "stop" else "")
@@ -78,7 +81,9 @@ class Generation:
         plain = self.method == "off"
         if plain and self.script.plain_tokens is not None:
             tokens = self.script.plain_tokens
-        counters = Counters(first_tokens=1, emitted=len(tokens), predicted_ms=8 if plain else 4)
+        spent = 8 if plain else 4
+        ended = self.closed or self.reason == "stop"
+        counters = Counters(first_tokens=1, emitted=len(tokens), predicted_ms=spent * ended)
         usage = {"prompt_tokens": 2, "completion_tokens": len(tokens), "total_tokens": 2}
         return Result(text, tokens, self.reason, usage, timings(counters))
 

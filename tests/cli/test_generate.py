@@ -1,6 +1,8 @@
 """`outrider generate`: what goes in, what comes out where, and how it refuses."""
 
 import json
+import os
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -146,6 +148,63 @@ def test_output_file_holds_the_result(outrider_command, tmp_path):
     assert json.loads(file.read_text())["text"] == TEXT
 
 
+def test_an_empty_result_is_a_result(outrider_command, script, tmp_path):
+    script.pieces = ()
+    new, old = tmp_path / "new.txt", tmp_path / "old.txt"
+    old.write_text("old")
+    for file in (new, old):
+        ended = outrider_command("generate", "hi", "--output", str(file))
+        assert (ended.code, ended.out, ended.err) == (0, "", "")
+        assert file.read_text() == ""
+    assert sorted(tmp_path.iterdir()) == [new, old]
+
+
+def test_the_output_is_replaced_at_once_and_keeps_its_mode(
+    outrider_command, script, tmp_path, monkeypatch
+):
+    file, link = tmp_path / "out.txt", tmp_path / "link.txt"
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    seen, replace = [], Path.replace
+
+    def watched(partial, target):
+        seen.append((partial.parent, partial.read_text(), file.read_text()))
+        return replace(partial, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    assert outrider_command("generate", "hi", "--output", str(link)).code == 0
+    assert seen == [(tmp_path, TEXT, "old")]
+    assert link.is_symlink()
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (TEXT, 0o640)
+    new = tmp_path / "new.txt"
+    monkeypatch.setattr(Path, "replace", replace)
+    assert outrider_command("generate", "hi", "--output", str(new)).code == 0
+    plain = tmp_path / "plain.txt"
+    plain.touch()
+    assert new.stat().st_mode == plain.stat().st_mode
+    assert sorted(tmp_path.iterdir()) == [link, new, file, plain]
+
+
+def test_a_folder_is_no_output(outrider_command, script, tmp_path):
+    ended = outrider_command("generate", "hi", "--output", str(tmp_path))
+    assert ended.code == 1
+    assert f"--output {tmp_path} cannot be written (is a directory): name a file" in ended.err
+    assert script.configs == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_written_to_as_it_is(outrider_command, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert outrider_command("generate", "hi", "--output", str(pipe)).code == 0
+    assert os.read(reader, 4096).decode() == TEXT
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]
+    assert pipe.is_fifo()
+
+
 def test_unwritable_output_is_an_error_before_work_starts(outrider_command, script, tmp_path):
     file = tmp_path / "missing" / "out.txt"
     ended = outrider_command("generate", "hi", "--output", str(file))
@@ -165,7 +224,7 @@ def test_output_is_untouched_where_nothing_was_generated(outrider_command, scrip
         ended = outrider_command("generate", "hi", "--output", str(file))
         assert (ended.code, ended.err) == (1, "outrider: error: m is damaged: fetch it again.\n")
     assert old.read_text() == "old"
-    assert not new.exists()
+    assert list(tmp_path.iterdir()) == [old]
 
 
 def test_output_that_becomes_unwritable_loses_nothing(outrider_command, tmp_path, monkeypatch):
@@ -176,6 +235,7 @@ def test_output_that_becomes_unwritable_loses_nothing(outrider_command, tmp_path
     ended = outrider_command("generate", "hi", "--output", str(tmp_path / "out.txt"))
     assert (ended.code, ended.out) == (1, TEXT)
     assert "could no longer be written (no space left on device): the result went to" in ended.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_failure_midway_keeps_what_was_generated(outrider_command, script, tmp_path):
@@ -199,6 +259,14 @@ def test_interrupt_delivers_what_was_generated(outrider_command, script, tmp_pat
     assert outrider_command("generate", "hi", "--output", str(file)).code == 130
     assert file.read_text() == "def f():"
     assert script.closed == 3
+
+
+def test_figures_of_an_interrupted_request_are_final(outrider_command, script):
+    script.interrupt_after = 2
+    ended = outrider_command("generate", "hi", "--stats")
+    assert ended.code == 130
+    assert "500.0 tokens/s" in ended.err
+    assert "2 tokens in 4.0 ms" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_printed_configuration_reads_back_as_the_same(tmp_path):
             "speculative.verify_window.depth?",
         ),
         ("[zzz]\nqqq = 1", "zzz is not a configuration key: use one of target.path, "),
-        ("target = 3", "target = 3 is a section: write [target]."),
+        ("target = 3", "target = 3 is a section: give its keys, under [target]"),
         ("[target]\npath = 3", "target.path = 3 is not allowed: use text."),
         ("[target]\nexact = 1", "target.exact = 1 is not allowed: use true or false."),
         ("[state]\ncapacity = true", "state.capacity = True is not allowed: use a whole number."),

@@ -99,12 +99,12 @@ def _method_of(name: str, target: LoadedTarget) -> Method:
 def _speedup(method: str, target: LoadedTarget, draft: Drafting | None) -> float:
     """Tokens per cost of the best number of drafts, in units of plain decoding."""
     paid = paid_for(draft)
-    sources = method.split("+")
-    costs = measure_costs(target.decoder, paid, sources, drafts=DRAFTS, seconds=SECONDS)
-    drafting = [*(costs.draft[sources[-1]] or [0.0] * DRAFTS)]
+    sources, most = method.split("+"), min(DRAFTS, target.decoder.max_length - 1)
+    costs = measure_costs(target.decoder, paid, sources, drafts=most, seconds=SECONDS)
+    drafting = [*(costs.draft[sources[-1]] or [0.0] * most)]
     chance, plain = PRIORS[method], costs.verify[0]
     rates = [1.0]
-    for drafts in range(1, DRAFTS + 1):
+    for drafts in range(1, most + 1):
         tokens = sum(chance**kept for kept in range(drafts + 1))
         rates.append(tokens * plain / (costs.verify[drafts] + drafting[drafts - 1]))
     return max(rates)

@@ -68,8 +68,9 @@ def budget_factory(
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")
     fits = max_length // ROUNDS_LENGTH
-    rows = max(windows.width, min(windows.width * sequences, MOST_ROWS, fits))
-    costs = measure_costs(target, draft, sources, drafts=windows.width - 1, rows=rows)
+    width = min(windows.width, max_length)
+    rows = max(width, min(width * sequences, MOST_ROWS, fits))
+    costs = measure_costs(target, draft, sources, drafts=width - 1, rows=rows)
     company = Company(costs)
     pool: list[LentController] = []
 

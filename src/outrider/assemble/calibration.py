@@ -21,14 +21,14 @@ from outrider.stage.base import Stage
 from outrider.state.sequence import SequenceState
 
 CONTEXT = 64
-"""Tokens in front of the measured rows; longer contexts are learned as they come."""
+"""Tokens in front of the measured rows, where the context has room; longer ones are learned."""
 
 ROUNDS = 5
 """Passes of each width at most, interleaved, so that a slow moment hits all widths."""
 
 Clock = Callable[[], float]
 Pass = Callable[[int], object]
-"""Runs a number of rows."""
+"""Runs a number of rows, or as many as the context holds where that is fewer."""
 
 Paid = Decoder | Head | BlockModel | Pass
 """What takes time to draft: a model, a one-token head, a block drafter, or drafting itself."""
@@ -87,21 +87,25 @@ def per_rows(run: Pass, widths: Sequence[int], seconds: float, clock: Clock) -> 
 
 @torch.inference_mode()
 def _per_block(model: BlockModel, drafts: int, seconds: float, clock: Clock) -> list[float]:
-    """Milliseconds of drafting 1, 2, ... `drafts` tokens behind two new features."""
+    """Milliseconds of drafting 1, 2, ... `drafts` tokens behind two new features; 0 where the
+    drafter's length holds no block behind them, as it never drafts then."""
     most, trunk = min(drafts, model.layout.max_drafts), model.trunk
     context, chooser = BlockContext(trunk), GreedyChooser(vocab_size=model.vocab_size)
-    features = torch.zeros(CONTEXT, trunk.read.in_features, dtype=trunk.dtype)
+    known = min(CONTEXT, trunk.max_length - model.layout.block_size - 2)
+    if known < 0:
+        return [0.0] * drafts
+    features = torch.zeros(known + 2, trunk.read.in_features, dtype=trunk.dtype)
     features = features.to(trunk.turns.device)
     trunk.consume(features, context)
 
     def run(count: int) -> None:
-        context.length = CONTEXT
+        context.length = known
         trunk.consume(features[:2], context)
         model.draft(context, 0, count, chooser, 0.0)
 
     run(most)
-    known = _least(run, sorted({1, most}), seconds, clock)
-    return known + known[-1:] * (drafts - most)
+    costs = _least(run, sorted({1, most}), seconds, clock)
+    return costs + costs[-1:] * (drafts - most)
 
 
 def _least(run: Pass, sizes: Sequence[int], seconds: float, clock: Clock) -> list[float]:
@@ -136,12 +140,18 @@ def timed_window(start: int, rows: int, *, session: int = 0, final: bool = False
 
 @contextmanager
 def windows_of(stage: Stage) -> Iterator[Pass]:
-    """Passes of a stage: windows of a session of its own, each row with its token."""
+    """Passes of a stage: windows of a session of its own, each row with its token. The session
+    begins anew where its context is full."""
     place = 0
     stage.open(TIMED, SamplingParams(), 1)
 
     def run(rows: int) -> None:
         nonlocal place
+        rows = min(rows, stage.max_length)
+        if place + rows > stage.max_length:
+            stage.close(TIMED)
+            stage.open(TIMED, SamplingParams(), 1)
+            place = 0
         stage.submit(timed_window(place, rows, session=TIMED))
         stage.poll()
         place += rows
@@ -153,12 +163,21 @@ def windows_of(stage: Stage) -> Iterator[Pass]:
 
 
 @contextmanager
-def drafts_of(drafter: Drafter) -> Iterator[Pass]:
-    """Rounds of a drafter: so many drafts, of which the first is kept and the next corrected."""
-    tokens = [0] * CONTEXT
-    drafter.observe(Commit(position=0, tokens=tuple(tokens)))
+def drafts_of(make: Callable[[], Drafter], max_length: int) -> Iterator[Pass]:
+    """Rounds of a drafter: so many drafts, of which the first is kept and the next corrected. A
+    new one begins where its context of `max_length` tokens is full."""
+    known = min(CONTEXT, max(max_length // 2, 1))
+    drafter, tokens = make(), [0] * known
 
     def run(drafts: int) -> None:
+        nonlocal drafter
+        drafts = min(drafts, max_length - known)
+        if len(tokens) + drafts > max_length:
+            drafter.close()
+            drafter = make()
+            del tokens[known:]
+        if len(tokens) == known:
+            drafter.observe(Commit(position=0, tokens=tuple(tokens)))
         draft = drafter.propose(Context(tokens), drafts)
         kept = (*(draft.tokens[:1] if draft else ()), 0)
         drafter.observe(Commit(position=len(tokens), tokens=kept, accepted=len(kept) - 1))
@@ -181,6 +200,7 @@ def passes(model: Decoder | Head | Pass, whole: Decoder | None = None) -> Pass:
 
 def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:
     layers = model.layers if isinstance(model, Head) else model
+    rows = min(rows, layers.max_length)
     if state.length + rows > layers.max_length:
         state.reset()
     tokens = torch.zeros(rows, dtype=torch.int64, device=layers.device)

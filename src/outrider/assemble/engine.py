@@ -1,5 +1,8 @@
 """From a configuration to a running engine."""
 
+from collections.abc import Mapping
+from os import PathLike
+
 import torch
 
 from outrider.assemble.auto import pick
@@ -13,6 +16,7 @@ from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.assemble.windows import capacity_for, fit, window_limits
 from outrider.config.checks import check
+from outrider.config.given import section
 from outrider.config.run import (
     RunConfig,
     SpeculativeConfig,
@@ -36,19 +40,24 @@ class Engine(EngineFacade):
     @classmethod
     def load(
         cls,
-        target: str | TargetConfig = "demo",
+        target: str | PathLike[str] | Mapping[str, object] | TargetConfig = "demo",
         *,
-        speculative: SpeculativeConfig | None = None,
-        state: StateConfig | None = None,
-        stages: StagesConfig | None = None,
+        speculative: str | Mapping[str, object] | SpeculativeConfig | None = None,
+        state: Mapping[str, object] | StateConfig | None = None,
+        stages: Mapping[str, object] | StagesConfig | None = None,
     ) -> "Engine":
-        """Load a target by name, folder, GGUF file or `ID@REVISION`, with its drafter."""
+        """Load a target by name, folder, GGUF file or `ID@REVISION`, with its drafter.
+
+        Each section is its record or a mapping of its keys, `speculative` also a method's name.
+        Raises ConfigError for settings that are unknown, out of range or contradict each other, and
+        CheckpointError for files that do not fit.
+        """
         return cls.load_run(
             RunConfig(
-                target=TargetConfig(path=target) if isinstance(target, str) else target,
-                speculative=speculative or SpeculativeConfig(),
-                state=state or StateConfig(),
-                stages=stages or StagesConfig(),
+                target=section("target", target),
+                speculative=section("speculative", speculative),
+                state=section("state", state),
+                stages=section("stages", stages),
             )
         )
 

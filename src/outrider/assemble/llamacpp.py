@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -252,9 +253,9 @@ def _speculation(
     with ExitStack() as measured:
         paid = None
         if draft is not None:
-            chooser = GreedyChooser(vocab_size=draft.shared)
-            drafter = DraftModelDrafter(draft.decoder, chooser, draft_state(config, windows))
-            paid = measured.enter_context(drafts_of(drafter))
+            chooser, state = GreedyChooser(vocab_size=draft.shared), draft_state(config, windows)
+            make = partial(DraftModelDrafter, draft.decoder, chooser, state)
+            paid = measured.enter_context(drafts_of(make, draft.decoder.max_length))
         passes = measured.enter_context(windows_of(stage))
         budget = budget_factory(config, passes, paid, windows, stage.max_length, sequences)
     return Speculation(

@@ -229,6 +229,9 @@ def _measure(run: Pass) -> list[float]:
 
 
 def _headless(decoder: Decoder, state: SequenceState, rows: int) -> None:
+    rows = min(rows, decoder.max_length)
+    if state.length + rows > decoder.max_length:
+        state.reset()
     tokens = torch.zeros(rows, dtype=torch.int64, device=decoder.device)
     span = Span(state, rows, revocable=False)
     replace(decoder, layers=()).run(decoder.embed(tokens), [span])
@@ -244,14 +247,20 @@ def _hand_on(decoder: Decoder, rows: int) -> None:
 
 
 class _PartPasses:
-    """Windows through a stage as it runs them, all rows wanted and kept."""
+    """Windows through a stage as it runs them, all rows wanted and kept; from the start again where
+    the context is full."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._part = Part(decoder, "log", 0, make_picker)
         self._part.open(0, SamplingParams(), 1)
-        self._end = 0
+        self._end, self._most = 0, decoder.max_length
 
     def __call__(self, rows: int) -> None:
+        rows = min(rows, self._most)
+        if self._end + rows > self._most:
+            self._part.close(0)
+            self._part.open(0, SamplingParams(), 1)
+            self._end = 0
         self._part.take(Frame(window=timed_window(self._end, rows, final=True)))
         self._part.run()
         self._end += rows

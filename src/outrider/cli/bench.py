@@ -6,7 +6,7 @@ Exit codes beyond the usual: 3 a gate failed, so no speed is given; 4 `--fail-un
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,17 +91,18 @@ def bench(context: typer.Context, *, flags: BenchFlags, run: RunFlags) -> None:
         return
     loaded = run.load()
     settings = flags.settings()
-    files = [OutputFile(path) if path else None for path in (flags.output, flags.html)]
-    try:
-        record = _measure(loaded.config, flags, settings)
-        _deliver(record, flags, files)
-    except KeyboardInterrupt:
-        say("outrider: interrupted, nothing is reported.")
-        raise Exit(INTERRUPTED) from None
-    finally:
-        for file in files:
-            if file is not None:
-                file.discard()
+    with ExitStack() as stack:
+        named = {"--output": flags.output, "--html": flags.html}
+        files = [
+            stack.enter_context(OutputFile(path, name)) if path else None
+            for name, path in named.items()
+        ]
+        try:
+            record = _measure(loaded.config, flags, settings)
+            _deliver(record, flags, files)
+        except KeyboardInterrupt:
+            say("outrider: interrupted, nothing is reported.")
+            raise Exit(INTERRUPTED) from None
     _leave(record["verdict"], record["speedup"], flags.fail_under)
 
 

@@ -85,10 +85,9 @@ def generate(
         )
     sampling_flags.check()
     source = _read_prompt(prompt, flags, chat_flags)
-    state = Run(flags=flags, output=OutputFile(flags.output) if flags.output else None)
     with ExitStack() as stack:
-        if state.output is not None:
-            stack.callback(state.output.discard)  # it is not left behind without a result
+        output = stack.enter_context(OutputFile(flags.output)) if flags.output else None
+        state = Run(flags=flags, output=output)
         engine = stack.enter_context(closing(open_engine(loaded.config)))
         request = _request(engine, source, chat_flags, sampling_flags)
         _run(engine, request, state)
@@ -144,6 +143,7 @@ def _run(engine: "Engine", request: Request, state: Run) -> None:
             if state.streams:
                 put(piece.text)
     except KeyboardInterrupt:
+        generation.close()  # figures are final from there on
         if state.output is None or state.pieces:
             _deliver(generation, state)
         raise Exit(INTERRUPTED) from None

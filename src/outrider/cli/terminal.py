@@ -1,9 +1,13 @@
 """Where text goes: results to standard output, everything else to standard error."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from errno import EACCES, EISDIR
 from pathlib import Path
+from secrets import token_hex
+from stat import S_IMODE
 from typing import Any
 
 from outrider.errors import ConfigError, OutriderError, RequestError
@@ -75,42 +79,71 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise RequestError(f"{file} cannot be read ({reason}): name a readable file.") from None
+        raise RequestError(
+            f"{file} cannot be read ({_reason(error)}): name a readable file."
+        ) from None
     except UnicodeDecodeError:
         raise RequestError(f"{file} is not UTF-8 text: convert it.") from None
 
 
 class OutputFile:
-    """A file for the result: proved writable before work starts, replaced only by a result."""
+    """A file for the result: proved writable before work starts, replaced by a result and at once.
 
-    def __init__(self, path: Path) -> None:
+    A context, at whose end nothing but a result is left. Until there is one, what comes to be it
+    stands beside the file; a device or a pipe is written to as it is.
+    """
+
+    def __init__(self, path: Path, flag: str = "--output") -> None:
         """Raise ConfigError where `path` cannot be written; what it holds stays for now."""
-        self._path = path
-        self._is_new = not path.exists()
+        self._path, self._flag = path, flag
+        self._partial: Path | None = None
         try:
-            with path.open("a", encoding="utf-8"):
-                pass
+            self._prove()
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"--output {path} cannot be written ({reason}): name a file in a folder that you "
-                "may write to."
+                f"{flag} {path} cannot be written ({_reason(error)}): name a file in a folder that "
+                "you may write to."
             ) from None
+
+    def __enter__(self) -> "OutputFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._partial is not None:
+            self._partial.unlink(missing_ok=True)
 
     def write(self, text: str) -> None:
         """Replace the contents; where that fails, the text goes to standard output instead."""
         try:
-            self._path.write_text(text, encoding="utf-8")
+            self._replace(text)
         except OSError as error:
             put(text)
-            reason = (error.strerror or str(error)).lower()
             raise RequestError(
-                f"--output {self._path} could no longer be written ({reason}): the result went to "
-                "standard output."
+                f"{self._flag} {self._path} could no longer be written ({_reason(error)}): the "
+                "result went to standard output."
             ) from None
 
-    def discard(self) -> None:
-        """Remove the file if this run made it and has nothing to put there."""
-        if self._is_new and self._path.exists() and not self._path.stat().st_size:
-            self._path.unlink()
+    def _prove(self) -> None:
+        if self._path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if self._path.exists() and not os.access(self._path, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+        if self._path.exists() and not self._path.is_file():
+            return
+        partial = self._path.resolve().with_name(f".outrider-{token_hex(8)}.partial")
+        partial.touch(exist_ok=False)
+        self._partial = partial
+
+    def _replace(self, text: str) -> None:
+        if self._partial is None:
+            self._path.write_text(text, encoding="utf-8")
+            return
+        file = self._path.resolve()
+        self._partial.write_text(text, encoding="utf-8")
+        if file.exists():
+            self._partial.chmod(S_IMODE(file.stat().st_mode))
+        self._partial.replace(file)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

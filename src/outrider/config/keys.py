@@ -35,6 +35,30 @@ def flatten(record: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield prefix + item.name, value
 
 
+def leaves(
+    table: Mapping[str, object], origin: str, prefix: str = ""
+) -> Iterator[tuple[str, object]]:
+    """Every dotted key of nested mappings, or of records in them, with its value.
+
+    Raises ConfigError, with `origin` in front, for keys that do not exist, and for a section that
+    is neither.
+    """
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if key not in sections():
+            check_known(key, origin)
+            yield key, value
+        elif isinstance(value, Mapping):
+            yield from leaves(value, origin, key + ".")
+        elif is_dataclass(value):
+            nested = {item.name: getattr(value, item.name) for item in fields(value)}
+            yield from leaves(nested, origin, key + ".")
+        else:
+            raise ConfigError(
+                f"{origin}: {key} = {value!r} is a section: give its keys, under [{key}] in a file."
+            )
+
+
 def build(values: Mapping[str, object], record: Any = RunConfig, prefix: str = "") -> Any:
     """Make a record from dotted keys; keys that are absent keep their defaults.
 

@@ -103,7 +103,7 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
     if file is None:
         return
     origin = f"file {file}"
-    for key, value in _leaves(_read(file, f"--config {file}"), origin):
+    for key, value in keys.leaves(_read(file, f"--config {file}"), origin):
         yield key, value, origin
 
 
@@ -115,18 +115,6 @@ def _read(file: Path, named: str) -> dict[str, Any]:
         raise ConfigError(f"{named} cannot be read ({reason}): name a TOML file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{named} is not valid TOML ({error}): correct it.") from None
-
-
-def _leaves(table: dict[str, Any], origin: str, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in table.items():
-        key = prefix + name
-        if key not in keys.sections():
-            keys.check_known(key, origin)
-            yield key, value
-        elif isinstance(value, dict):
-            yield from _leaves(value, origin, key + ".")
-        else:
-            raise ConfigError(f"{origin}: {key} = {value!r} is a section: write [{key}].")
 
 
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
@@ -143,7 +131,7 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[str, object, str]
     for flag, value in flags.items():
         if flag == STAGES and isinstance(value, str) and not value.isdigit():
             origin = f"{STAGES} {value}"
-            for key, leaf in _leaves({"stages": _read(Path(value), origin)}, origin):
+            for key, leaf in keys.leaves({"stages": _read(Path(value), origin)}, origin):
                 yield key, leaf, origin
         elif value is not None:
             key = FLAGS[flag]

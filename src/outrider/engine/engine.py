@@ -17,6 +17,7 @@ from outrider.draft.base import Drafter, KeepingDrafter
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.loop import step
 from outrider.engine.prefix import Prefix, PrefixCache, place_to_keep
+from outrider.engine.request import check_count, check_flag, check_sampling, encode_prompt
 from outrider.engine.session import (
     PREFILL_ROWS,
     FinishReason,
@@ -28,9 +29,9 @@ from outrider.engine.session import (
     finish,
     restart,
 )
-from outrider.engine.text import TextStream
+from outrider.engine.text import TextStream, stop_strings
 from outrider.engine.windows import Ledger
-from outrider.errors import ConfigError, LengthError, RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import KeepingStage, Stage
 from outrider.telemetry.counters import Counters, timings
@@ -219,6 +220,7 @@ class Engine:
         self._sessions: dict[int, Session] = {}
         self._ids = count()
         self._to_close: list[int] = []
+        self._closed = False
 
     def generate(
         self,
@@ -226,15 +228,16 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         method: str | None = None,
     ) -> Generation:
         """Start a request; nothing runs until the result is iterated.
 
-        `max_tokens` None runs to the end of the context. `method` "off" decodes plainly. Raises
-        RequestError where the prompt is empty, too long or holds unknown tokens, and ConfigError
-        where sampling values are out of range.
+        `max_tokens` None runs to the end of the context. `stop` is one string or several. `method`
+        "off" decodes plainly. Raises RequestError where the prompt is empty, too long or holds
+        unknown tokens or the engine is closed, and ConfigError where sampling values are out of
+        range.
         """
         return self.begin(
             self.prepare(
@@ -253,7 +256,7 @@ class Engine:
         *,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         method: str | None = None,
         max_draft_tokens: int | None = None,
@@ -263,24 +266,31 @@ class Engine:
         """Check a request as `generate` does, and draw its seed, without starting it.
 
         `max_draft_tokens` drafts a fixed number, 0 decodes plainly. `owner` shares prompts that
-        were seen with itself only. `score_prompt` asks for the prompt's log-probabilities too.
+        were seen with itself only. `score_prompt` asks for the prompt's log-probabilities too, and
+        needs `sampling.logprobs`.
         """
-        tokens = self._encode(prompt)
-        sampling = (sampling or self.sampling_defaults).with_seed()
+        sizes = {"max_length": self.stage.max_length, "vocab_size": self.stage.vocab_size}
+        tokens = encode_prompt(prompt, self.tokenizer.encode, **sizes)
+        sampling = self.sampling_defaults if sampling is None else sampling
+        check_sampling(sampling, score_prompt=score_prompt)
         sampling.check_vocabulary(self.stage.vocab_size)
-        TextStream(self.tokenizer, stop)
         return Prepared(
             tokens=tuple(tokens),
-            sampling=sampling,
+            sampling=sampling.with_seed(),
             limits=self._limits(len(tokens), max_tokens, ignore_eos),
-            stop=tuple(stop),
+            stop=stop_strings(stop),
             speculation=self._speculation(method, max_draft_tokens),
             owner=owner,
             score_prompt=score_prompt,
         )
 
     def begin(self, request: Prepared) -> Generation:
-        """Open a session for a prepared request; where that fails, nothing is left of it."""
+        """Open a session for a prepared request; where that fails, nothing is left of it.
+
+        Raises RequestError where the engine is closed.
+        """
+        if self._closed:
+            raise RequestError("the engine is closed and runs no more requests: load one anew.")
         with ExitStack() as opened:
             session = self._session(request)
             self._sessions[session.id] = session
@@ -312,25 +322,9 @@ class Engine:
         session.drafter = self._drafter(session, request)
         return False
 
-    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise RequestError("the prompt is empty: give at least one token to continue from.")
-        if len(tokens) >= self.stage.max_length:
-            raise LengthError(
-                f"the prompt has {len(tokens)} tokens and the context {self.stage.max_length}: "
-                "shorten it, or raise target.max_length where the model allows."
-            )
-        unknown = [token for token in tokens if not 0 <= token < self.stage.vocab_size]
-        if unknown:
-            raise RequestError(
-                f"prompt token {unknown[0]} is outside the vocabulary of {self.stage.vocab_size}."
-            )
-        return tokens
-
     def _limits(self, prompt_len: int, max_tokens: int | None, ignore_eos: bool) -> Limits:
-        if max_tokens is not None and max_tokens < 1:
-            raise RequestError(f"max_tokens = {max_tokens} must be 1 or more.")
+        check_count("max_tokens", max_tokens, least=1)
+        check_flag("ignore_eos", ignore_eos)
         room = self.stage.max_length - prompt_len
         ends = frozenset[int]() if ignore_eos else self.tokenizer.end_tokens
         return Limits(
@@ -342,6 +336,7 @@ class Engine:
     def _speculation(self, method: str | None, drafts: int | None) -> Speculation:
         """The speculation of one request: as loaded, with a fixed number of drafts, or off."""
         loaded = self.speculation
+        check_count("max_draft_tokens", drafts, least=0)
         if method not in (None, OFF, loaded.method):
             raise RequestError(
                 f"method = {method!r} is not the one loaded ({loaded.method!r}): "
@@ -356,7 +351,7 @@ class Engine:
             return replace(loaded, method=OFF, drafter=None, budget=lambda: FixedBudget(0))
         if drafts is None:
             return loaded
-        if drafts < 0 or (loaded.windows.serial and drafts >= loaded.windows.width):
+        if loaded.windows.serial and drafts >= loaded.windows.width:
             raise RequestError(
                 f"max_draft_tokens = {drafts} is out of range: windows have "
                 f"{loaded.windows.width} rows, one for the pending token; use fewer."
@@ -475,7 +470,8 @@ class Engine:
         return True
 
     def close(self) -> None:
-        """Cancel what still runs and free everything."""
+        """Cancel what still runs and free everything; no request begins any more."""
+        self._closed = True
         for session in list(self._sessions.values()):
             if not session.done:
                 finish(session, "cancelled")

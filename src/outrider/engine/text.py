@@ -1,15 +1,18 @@
 """From token ids to text, piece by piece, with stop strings.
 
-Knows a tokenizer only as something that decodes ids. A piece never holds half a character: what
-the tokenizer shows as U+FFFD at the end may still become one and is held back. Text that may begin
-a stop string is held back too. Each step decodes a short tail of the ids, not all of them.
+Tokens go one after the other through one machine, so text is a function of the tokens alone:
+batches, streams and stops change nothing. Text that was sent stays. Half a character is held back,
+and so is text that may begin a stop string.
 
-Invariant: without a stop, all pieces and the flush joined are `decode` of all ids.
+Invariants, without a stop: all pieces and the flush joined are `decode` of all ids, where these are
+valid UTF-8. Each run of bytes that begins no character, or ends before its character does, is one
+U+FFFD (Unicode's "maximal subpart"), and what surrounds it is as if it were not there.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from outrider.errors import RequestError
 
@@ -18,8 +21,9 @@ _MAX_UNFINISHED = 3
 """A character has at most 4 bytes, so 3 of them at most can still become one."""
 _SHORT_TAIL = 12
 """No more ids than this are decoded again and again rather than cut: that takes a decoding too."""
-_MAX_TAIL = 32
-"""More ids than this without a clean boundary are no text: all but the last marks are final."""
+_MAX_PENDING = 24
+"""More ids than this without a whole character are no text: all but the last marks are final."""
+_UTF8 = getincrementaldecoder("utf-8")
 
 
 class Decoder(Protocol):
@@ -27,6 +31,34 @@ class Decoder(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, U+FFFD standing for bytes that are no character (yet)."""
+
+
+class Spelling(Protocol):
+    """The bytes of each token, where a text is the bytes of its tokens one after the other."""
+
+    @property
+    def strip(self) -> int:
+        """Spaces that a text loses at its start, as far as it has them."""
+
+    def __getitem__(self, token: int, /) -> bytes: ...
+
+
+@runtime_checkable
+class Spells(Decoder, Protocol):
+    """A decoder that knows the bytes of its tokens; None where its texts are made otherwise."""
+
+    @property
+    def spelling(self) -> Spelling | None: ...
+
+
+class _Machine(Protocol):
+    """Turns one token after the other into text."""
+
+    def push(self, token: int) -> str:
+        """Return the text that `token` completes."""
+
+    def flush(self) -> str:
+        """Return the text of what is unfinished; the output has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,69 +79,110 @@ class Detokenizer:
     """Turns ids into text as soon as their characters are complete."""
 
     def __init__(self, tokenizer: Decoder, context: Sequence[int] = ()) -> None:
-        """Start behind `context`: some 5 ids before the output, not part of it.
+        """Start after `context`: some 5 ids before the output, not part of it.
 
-        They matter to tokenizers that decode an id by the ones before (a leading space, say).
+        They matter to tokenizers that decode an id by the ones before (a leading space, say), and
+        where they end inside a character, which is text of the output then.
         """
-        self._tokenizer = tokenizer
-        self._tail = list(context)
-        text = self._decode(self._tail)
-        self._sent = text.rstrip(_UNFINISHED)
-        self._boundary = len(self._tail) if self._sent == text else 0
+        spelling = tokenizer.spelling if isinstance(tokenizer, Spells) else None
+        self._machine: _Machine = _Tail(tokenizer) if spelling is None else _Bytes(spelling)
+        self.texts(context)
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text that each of `ids` completes, empty where it completes none."""
+        return [self._machine.push(token) for token in ids]
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that `ids` complete."""
-        text = self._decode([*self._tail, *ids])
-        if text.endswith(_UNFINISHED) and len(ids) > 1:  # A clean boundary may lie inside.
-            return "".join([self.push((token,)) for token in ids])
-        self._tail += ids
-        patient = len(self._tail) <= _MAX_TAIL
-        finished = text.rstrip(_UNFINISHED) if patient else _but_one_character(text)
-        piece = self._unsent(finished, clean=finished == text)
-        if piece:
-            self._sent = finished
-        if piece and finished == text:
-            self._forget()
-        elif not patient:
-            self._let_go()
-        return piece
+        return "".join(self.texts(ids))
 
     def flush(self) -> str:
         """Return what was held back: the output has ended, unfinished characters stay so."""
-        text = self._decode(self._tail)
-        piece = self._unsent(text, clean=True)
-        self._sent = text
-        return piece
+        return self._machine.flush()
 
-    def copy(self) -> "Detokenizer":
-        """Return an independent one in the same state."""
-        twin = Detokenizer(self._tokenizer)
-        twin._tail, twin._sent, twin._boundary = list(self._tail), self._sent, self._boundary
-        return twin
 
-    def _unsent(self, text: str, *, clean: bool) -> str:
-        """Return the end of `text` that was not sent.
+class _Bytes:
+    """Text of tokens whose bytes are known: an incremental UTF-8 decoder."""
 
-        A tokenizer with byte fallback shows a whole run of byte tokens as U+FFFD while the run's
-        last character is incomplete, text already sent included: then nothing, until it is clean.
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._strip = spelling.strip
+        self._utf8 = _UTF8("replace")
+
+    def push(self, token: int) -> str:
+        text = self._utf8.decode(self._spelling[token])
+        return self._stripped(text) if self._strip and text else text
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+    def _stripped(self, text: str) -> str:
+        """Return `text` without the spaces that the start of the whole text loses."""
+        rest = text.lstrip(" ")
+        lost = min(len(text) - len(rest), self._strip)
+        self._strip = 0 if rest else self._strip - lost
+        return text[lost:]
+
+
+class _Tail:
+    """Text of tokens that only `decode` makes: a short tail is decoded again with each of them.
+
+    `_behind` is where decoding starts: two or more clean pieces, `_known` their text. `_pending`
+    are the ids after them, of whose text `_given` characters were returned.
+    """
+
+    def __init__(self, tokenizer: Decoder) -> None:
+        self._tokenizer = tokenizer
+        self._behind: list[int] = []
+        self._last: list[int] = []
+        self._known = ""
+        self._pending: list[int] = []
+        self._given = 0
+
+    def push(self, token: int) -> str:
+        self._pending.append(token)
+        text = self._text()
+        if text and not text.endswith(_UNFINISHED):
+            return self._settle(text)
+        patient = len(self._pending) <= _MAX_PENDING
+        finished = text.rstrip(_UNFINISHED) if patient else _but_one_character(text)
+        new, self._given = finished[self._given :], max(self._given, len(finished))
+        if not patient:
+            self._let_go()
+        return new
+
+    def flush(self) -> str:
+        text = self._text()
+        new, self._given = text[self._given :], len(text)
+        return new
+
+    def _text(self) -> str:
+        """Return the text of the pending ids.
+
+        Some decoders show a whole run of byte tokens as U+FFFD while any of it is no character,
+        text already sent included; then the pending ids, which begin with such a byte, stand alone.
         """
-        agrees = clean or text.startswith(self._sent)
-        return text[len(self._sent) :] if agrees else ""
+        if not self._pending:
+            return ""
+        text = self._tokenizer.decode([*self._behind, *self._pending])
+        if text.startswith(self._known):
+            return text[len(self._known) :]
+        return self._tokenizer.decode(self._pending)
 
-    def _forget(self) -> None:
-        """At a clean boundary, keep the ids since the one before: the next decoding's start."""
-        if len(self._tail) > _SHORT_TAIL:
-            self._tail = self._tail[self._boundary :]
-            self._sent = self._decode(self._tail)
-        self._boundary = len(self._tail)
+    def _settle(self, text: str) -> str:
+        """Return what `text`, whole characters now, has that is new."""
+        new, self._given = text[self._given :], 0
+        self._behind += self._pending
+        if len(self._behind) > _SHORT_TAIL:
+            self._behind = [*self._last, *self._pending]
+        self._last, self._pending = self._pending, []
+        self._known = self._tokenizer.decode(self._behind)
+        return new
 
     def _let_go(self) -> None:
-        self._tail = self._tail[-_MAX_TAIL // 2 :]
-        self._boundary = 0
-        self._sent = _but_one_character(self._decode(self._tail))
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids) if ids else ""
+        """Forget most of the pending ids, whose marks are final but for the last ones."""
+        self._pending = self._pending[-_MAX_PENDING // 2 :]
+        self._given = len(_but_one_character(self._text()))
 
 
 class TextStream:
@@ -118,57 +191,51 @@ class TextStream:
     def __init__(
         self, tokenizer: Decoder, stops: Sequence[str] = (), context: Sequence[int] = ()
     ) -> None:
-        """Cut at any of `stops`; `context` as for `Detokenizer`.
-
-        Raises RequestError for an empty stop string, which every text would begin with.
-        """
-        if "" in stops:
-            raise RequestError(
-                "stop = '' would end every output at once; leave it out or give a text."
-            )
+        """Cut at any of `stops`, as `stop_strings` gives them; `context` as for `Detokenizer`."""
         self._detokenizer = Detokenizer(tokenizer, context)
-        self._stops = tuple(stops)
+        self._stops = stop_strings(stops)
         self._held = ""
 
     def push(self, ids: Sequence[int]) -> Piece:
         """Return the text that `ids` complete; after a piece with a stop, push no more."""
-        before, held = (self._detokenizer.copy(), self._held) if self._stops else (None, "")
-        piece = self._release(self._detokenizer.push(ids), len(ids))
-        if piece.stop is None or before is None or len(ids) == 1:
-            return piece
-        self._detokenizer, self._held = before, held
-        return self._push_singly(ids)
+        texts = self._detokenizer.texts(ids)
+        whole = self._held + "".join(texts)
+        if any(stop in whole for stop in self._stops):
+            return self._cut(texts)
+        free = len(whole) - _begun_stop(whole, self._stops)
+        self._held = whole[free:]
+        return Piece(text=whole[:free], kept=len(ids))
 
     def flush(self) -> Piece:
         """Return the text held back; the output has ended. A stop string is still cut."""
-        piece = self._release(self._detokenizer.flush(), 0)
-        if piece.stop is not None:
-            return piece
-        held, self._held = self._held, ""
-        return Piece(text=piece.text + held, kept=0)
+        text, self._held = self._held + self._detokenizer.flush(), ""
+        start, stop = _first_stop(text, self._stops) or (len(text), None)
+        return Piece(text=text[:start], kept=0, stop=stop)
 
-    def _push_singly(self, ids: Sequence[int]) -> Piece:
-        """Push a batch known to hold a stop, so that the same token ends it as without batches."""
-        text = ""
-        for count, token in enumerate(ids, start=1):
-            piece = self._release(self._detokenizer.push((token,)), count)
-            text += piece.text
-            if piece.stop is not None:
-                return Piece(text=text, kept=count, stop=piece.stop)
-        return Piece(text=text, kept=len(ids))
+    def _cut(self, texts: Sequence[str]) -> Piece:
+        """Return the piece up to the stop string that one of `texts`, a token's each, completes."""
+        text, hit, kept = self._held, None, 0
+        while hit is None:
+            text += texts[kept]
+            hit, kept = _first_stop(text, self._stops), kept + 1
+        self._held = ""
+        return Piece(text=text[: hit[0]], kept=kept, stop=hit[1])
 
-    def _release(self, new: str, kept: int) -> Piece:
-        """Add `new` to the text held back and return what can go."""
-        if not new:
-            return Piece(text="", kept=kept)
-        text = self._held + new
-        hit = _first_stop(text, self._stops)
-        if hit is not None:
-            self._held = ""
-            return Piece(text=text[: hit[0]], kept=kept, stop=hit[1])
-        free = len(text) - _begun_stop(text, self._stops)
-        self._held = text[free:]
-        return Piece(text=text[:free], kept=kept)
+
+def stop_strings(stop: object) -> tuple[str, ...]:
+    """Return `stop`, one string, several or None, as a tuple.
+
+    Raises RequestError for what is no string, and for an empty one, which every text begins with.
+    """
+    given = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+        raise RequestError(
+            f"stop = {stop!r} is neither a text nor a list of texts: give those that end the "
+            "output, or leave it out."
+        )
+    if "" in given:
+        raise RequestError("stop = '' would end every output at once; leave it out or give a text.")
+    return tuple(given)
 
 
 def _but_one_character(text: str) -> str:

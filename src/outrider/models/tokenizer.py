@@ -6,6 +6,7 @@ post-processor of `tokenizer.json` says, and `add_bos_token` beside it counts no
 Clean-up of spaces on decoding is left out, since text must come out of tokens piece by piece.
 """
 
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from outrider.errors import CheckpointError, RequestError
 from outrider.models.chat import ChatTemplate, Message, find_template
 from outrider.models.files import read_json_or_empty
+from outrider.models.spelling import Spelling, find_spelling
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "vocab.txt")
@@ -41,6 +43,7 @@ class Tokenizer:
         self.end_tokens = frozenset(end_tokens)
         self.bos = _id(backend, special_tokens.get("bos_token"))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.spelling = _spelling(backend)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -128,6 +131,20 @@ class Tokenizer:
         The template writes BOS itself where the model wants one, so none is added.
         """
         return self.encode(self.render_chat(messages, **options), add_special=False)
+
+
+def _spelling(backend: Backend) -> Spelling | None:
+    """The bytes of tokens, special ones silent; None where the decoder is of no known form."""
+    if backend.decoder is None:
+        return None
+    added = backend.get_added_tokens_decoder().values()
+    special = frozenset(token.content for token in added if token.special)
+
+    def name_of(token_id: int) -> str | None:
+        name = backend.id_to_token(token_id)
+        return None if name in special else name
+
+    return find_spelling(json.loads(backend.decoder.__getstate__()), name_of)
 
 
 def _read_backend(folder: Path) -> Backend:
