@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
 
     @property
     def end_tokens(self) -> frozenset[int]: ...
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, most: int | None = None) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
@@ -283,13 +283,14 @@ class Engine:
         return Generation(self, session)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        most, encode = self.stage.max_length, self.tokenizer.encode
+        tokens = encode(prompt, most=most) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token to continue from.")
-        if len(tokens) >= self.stage.max_length:
+        if len(tokens) >= most:
             raise LengthError(
-                f"the prompt has {len(tokens)} tokens and the context {self.stage.max_length}: "
-                "shorten it, or raise target.max_length where the model allows."
+                f"the prompt has {len(tokens)} tokens and the context {most}: shorten it, or "
+                "raise target.max_length where the model allows."
             )
         unknown = [token for token in tokens if not 0 <= token < self.stage.vocab_size]
         if unknown:
@@ -301,10 +302,9 @@ class Engine:
     def _limits(self, prompt_len: int, max_tokens: int | None, ignore_eos: bool) -> Limits:
         if max_tokens is not None and max_tokens < 1:
             raise RequestError(f"max_tokens = {max_tokens} must be 1 or more.")
-        room = self.stage.max_length - prompt_len
         ends = frozenset[int]() if ignore_eos else self.tokenizer.end_tokens
         return Limits(
-            max_tokens=room if max_tokens is None else max_tokens,
+            max_tokens=self.stage.max_length - prompt_len if max_tokens is None else max_tokens,
             max_length=self.stage.max_length,
             end_tokens=ends,
         )

@@ -100,6 +100,7 @@ class Maker:
         arguments = body.chat_template_kwargs
         prompt = tokenizer.encode_chat(
             [_message(message.model_dump(exclude_unset=True)) for message in body.messages],
+            most=self.scheduler.max_length,
             enable_thinking=arguments.enable_thinking if arguments else None,
         )
         top = (body.top_logprobs or 0) if body.logprobs else None
