@@ -6,6 +6,7 @@ what contradicts another field is refused by `config.checks`.
 
 import re
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Literal, get_args
 
 from outrider.config.values import check_fields
@@ -194,6 +195,14 @@ class ServerConfig:
                 f"server.{name} holds {wrong[0]!r}: give {meant}, with single commas between "
                 "them, or * for any."
             )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _parts(text: str | None) -> tuple[str, ...]:
