@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -107,9 +107,12 @@ class Service:
             return await run_in_threadpool(planner, maker, data)
         async with self.lane:
             try:
-                return await run_in_threadpool(planner, maker, data)
+                found = await run_in_threadpool(_planned, planner, maker, data)
             finally:
                 await run_in_threadpool(give_back)
+        if isinstance(found, Problem):
+            raise found
+        return found
 
     async def _snapshot(self) -> Snapshot:
         """What happened so far; raises Problem 503 where the engine does not say."""
@@ -138,6 +141,17 @@ class Service:
             "exact": scheduler.exact,
             "chat": scheduler.tokenizer.has_chat_template,
         }
+
+
+def _planned(planner: Planner, maker: Maker, data: bytes) -> Plan | Problem:
+    """A plan, or why there is none: as an answer that holds nothing of the body any more."""
+    try:
+        return planner(maker, data)
+    except Exception as error:
+        problem = problem_of(error)
+        if problem.status >= 500:
+            raise
+        return replace(problem)
 
 
 def application(service: Service) -> Starlette:
