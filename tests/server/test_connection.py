@@ -18,7 +18,7 @@ HANG = 30
 
 @pytest.fixture
 def address(hybrid):
-    config = {"header_seconds": 0.5, "max_connections": 8}
+    config = {"header_seconds": 1.0}
     with running(hybrid.stage("log", 8), config=config) as world, listening(world) as found:
         yield found
 
@@ -43,14 +43,20 @@ def answer(sock):
     """One answer with its body, of a connection that stays open."""
     found = b""
     while b"\r\n\r\n" not in found:
-        found += sock.recv(65536)
+        found += more(sock)
     head, _, body = found.partition(b"\r\n\r\n")
     size = next(
         int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"
     )
     while len(body) < size:
-        body += sock.recv(65536)
+        body += more(sock)
     return head
+
+
+def more(sock):
+    part = sock.recv(65536)
+    assert part, "the server closed"
+    return part
 
 
 def error(found):
@@ -65,7 +71,7 @@ def test_half_a_head_is_closed(address, sent):
         line, told = error(rest(sock))
         assert line == b"HTTP/1.1 408 Request Timeout"
         assert told["code"] == "header_timeout"
-        assert "within 0.5 s (server.header_seconds)" in told["message"]
+        assert "within 1 s (server.header_seconds)" in told["message"]
 
 
 def test_a_silent_connection_is_closed_without_a_word(address):
@@ -107,7 +113,7 @@ def test_a_kept_connection_may_be_silent_between_requests(address):
         for _ in range(2):
             sock.sendall(HEAD + b"\r\n")
             assert answer(sock).startswith(b"HTTP/1.1 200")
-            time.sleep(1.0)
+            time.sleep(2.0)
         sock.sendall(HEAD + b"\r\n")
         assert answer(sock).startswith(b"HTTP/1.1 200")
 
@@ -120,7 +126,7 @@ def test_a_body_that_drips_after_its_answer_is_closed(address):
 
 
 def test_a_request_at_work_outlives_the_time_for_headers(hybrid):
-    with running(hybrid.stage("log", 8), config={"header_seconds": 0.3}) as world:
+    with running(hybrid.stage("log", 8), config={"header_seconds": 0.5}) as world:
         poll = world.stage.poll
         world.stage.poll = lambda: (time.sleep(0.1), poll())[1]
         body = {"prompt": "a", "max_tokens": 12, "ignore_eos": True}
@@ -133,35 +139,45 @@ def test_a_request_at_work_outlives_the_time_for_headers(hybrid):
 
 def test_hundreds_of_half_heads_are_all_closed(hybrid):
     with (
-        running(hybrid.stage("log", 8), config={"header_seconds": 0.5}) as world,
+        running(hybrid.stage("log", 8), config={"header_seconds": 2.0}) as world,
         listening(world) as address,
         ExitStack() as stack,
     ):
-        socks = [stack.enter_context(connect(address)) for _ in range(300)]
-        for sock in socks:
-            sock.sendall(HEAD)
+        socks = []
+        for _ in range(300):
+            socks.append(stack.enter_context(connect(address)))
+            socks[-1].sendall(HEAD)
         assert all(b"header_timeout" in rest(sock) for sock in socks)
         assert httpx.get(f"{address}/health").status_code == 200
 
 
-def test_more_connections_than_allowed_are_refused_and_places_come_back(address):
-    with ExitStack() as stack:
-        socks = [stack.enter_context(connect(address)) for _ in range(8)]
-        for sock in socks:
-            sock.sendall(HEAD + b"\r\n")
-            assert answer(sock).startswith(b"HTTP/1.1 200")
-        with connect(address) as more:
-            line, told = error(rest(more))
-            assert line == b"HTTP/1.1 503 Service Unavailable"
-            assert told["code"] == "too_many_connections"
-            assert "8 connections are open (server.max_connections)" in told["message"]
-        socks[0].sendall(HEAD + b"\r\n")
-        assert answer(socks[0]).startswith(b"HTTP/1.1 200"), "those that are in are not touched"
-    deadline = time.monotonic() + HANG
-    while time.monotonic() < deadline:
-        if httpx.get(f"{address}/health").status_code == 200:
-            return
-    raise AssertionError("no place came back")
+def test_more_connections_than_allowed_are_refused_and_places_come_back(hybrid):
+    with (
+        running(hybrid.stage("log", 8), config={"max_connections": 8}) as world,
+        listening(world) as address,
+    ):
+        with ExitStack() as stack:
+            socks = [stack.enter_context(connect(address)) for _ in range(8)]
+            for sock in socks:
+                sock.sendall(HEAD + b"\r\n")
+                assert answer(sock).startswith(b"HTTP/1.1 200")
+            with connect(address) as another:
+                line, told = error(rest(another))
+                assert line == b"HTTP/1.1 503 Service Unavailable"
+                assert told["code"] == "too_many_connections"
+                assert "8 connections are open (server.max_connections)" in told["message"]
+            socks[0].sendall(HEAD + b"\r\n")
+            assert answer(socks[0]).startswith(b"HTTP/1.1 200"), "those that are in stay in"
+        deadline = time.monotonic() + HANG
+        while not lets_in(address):
+            assert time.monotonic() < deadline, "no place came back"
+
+
+def lets_in(address):
+    try:
+        return httpx.get(f"{address}/health").status_code == 200
+    except httpx.TransportError:  # Closed before the request was sent.
+        return False
 
 
 @pytest.mark.parametrize(
