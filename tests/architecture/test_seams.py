@@ -11,6 +11,7 @@ from tests.architecture.source import PACKAGE, Source, imported, read, sources
 SEAMS = {
     "click": ("cli/",),
     "gguf": ("models/gguf_",),
+    "h11": ("server/connection.py",),
     "huggingface_hub": ("models/hub.py",),
     "jinja2": ("models/chat.py", "bench/template.py"),
     "llama_cpp": ("models/llamacpp/",),
@@ -19,6 +20,7 @@ SEAMS = {
     "numpy": ("models/gguf_file.py", "ops/jit", "ops/pages.py"),
     "prometheus_client": ("server/metrics.py",),
     "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),
+    "pydantic_core": ("server/bodies.py",),
     "ray": ("stage/cluster.py",),
     "rich": ("cli/",),
     "safetensors": ("models/checkpoint.py",),
@@ -27,7 +29,7 @@ SEAMS = {
     "torch": ("",),
     "transformers": ("bench/peers.py",),
     "typer": ("cli/",),
-    "uvicorn": ("server/listen.py",),
+    "uvicorn": ("server/connection.py", "server/listen.py"),
     "xllamacpp": ("bench/llamacpp.py",),
 }
 WRITERS = {"print", "sys.stdout.write", "sys.stderr.write"}

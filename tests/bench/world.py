@@ -165,7 +165,7 @@ class Letters:
 
     end_tokens: frozenset[int] = frozenset()
 
-    def encode(self, text, *, add_special=True):
+    def encode(self, text, *, add_special=True, most=None):
         return [int(word) for word in text.split()]
 
     def decode(self, ids):

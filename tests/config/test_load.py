@@ -9,6 +9,7 @@ from outrider.config import keys
 from outrider.config.load import FLAGS, Loaded, load
 from outrider.config.run import (
     RunConfig,
+    ServerConfig,
     SpeculativeConfig,
     TargetConfig,
     VerifyWindowConfig,
@@ -196,3 +197,89 @@ def test_python_callers_get_the_same_refusals():
         SpeculativeConfig(min_probability=1.5)
     with pytest.raises(ConfigError, match=r"speculative\.verify_window = 3 is not allowed"):
         SpeculativeConfig(verify_window=3)
+
+
+ADDRESS = "10.96.4.17"
+LINKS = {
+    "{}_SERVICE_HOST": ADDRESS,
+    "{}_SERVICE_PORT": "8000",
+    "{}_SERVICE_PORT_HTTP": "8000",
+    "{}_PORT": f"tcp://{ADDRESS}:8000",
+    "{}_PORT_8000_TCP": f"tcp://{ADDRESS}:8000",
+    "{}_PORT_8000_TCP_PROTO": "tcp",
+    "{}_PORT_8000_TCP_PORT": "8000",
+    "{}_PORT_8000_TCP_ADDR": ADDRESS,
+    "{}_PORT_53_UDP": "udp://[2001:db8::1]:53",
+    "{}_PORT_53_UDP_ADDR": "2001:db8::1",
+    "{}_PORT_8000_TCP_START": f"tcp://{ADDRESS}:8000",
+    "{}_PORT_8000_TCP_PORT_END": "8004",
+    "{}_NAME": "/web/outrider",
+    "{}_ENV_LANG": "C.UTF-8",
+}
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        *(f"OUTRIDER_{name.upper()}" for name in sorted(keys.sections()) if "." not in name),
+        "OUTRIDER_SERVER_GPU",
+        "OUTRIDER_SERVER__GPU",
+        "OUTRIDER",
+    ],
+)
+def test_variables_of_a_service_of_that_name_are_no_settings(service):
+    """What Kubernetes and Docker put into the environment; the settings beside it still count."""
+    environment = {name.format(service): value for name, value in LINKS.items()}
+    loaded = resolve(environment=environment | {"OUTRIDER_SERVER__PORT": "8001"})
+    assert loaded.config == RunConfig(server=ServerConfig(port=8001))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "near"),
+    [
+        ("OUTRIDER_SERVER_PORT", "8001", "server.port"),
+        ("OUTRIDER_SERVER_PORT", "tcp://somewhere", "server.port"),
+        ("OUTRIDER_SERVER_PORT", "tcp://name.example:80", "server.port"),
+        ("OUTRIDER_SERVER_PORT", f"http://{ADDRESS}:80", "server.port"),
+        ("OUTRIDER_SERVER_HOST", ADDRESS, "server.host"),
+        ("OUTRIDER_SERVER_MODEL_NAME", "/web/outrider/x", "server.model_name"),
+        ("OUTRIDER_SERVER_ENV_PORT", "1", "server.port"),
+        ("OUTRIDER_SERVER_SERVICE_HOST", "name", "server"),
+        ("OUTRIDER_SERVER_PORT_8000_TCP_ADDR", "8000", "server"),
+    ],
+)
+def test_what_only_resembles_such_a_variable_is_refused(name, value, near):
+    found = message(environment={name: value})
+    assert found.startswith(f"environment variable {name}: ")
+    assert "is not a configuration key" in found
+    assert near in found
+
+
+def test_a_setting_with_the_value_of_a_link_is_refused():
+    value = f"tcp://{ADDRESS}:8000"
+    assert message(environment={"OUTRIDER_SERVER__PORT": value}).startswith(
+        f"environment variable OUTRIDER_SERVER__PORT: server.port = {value!r} is not allowed"
+    )
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "\N{SNOWMAN}", "good,schlüssel", "tab\tbed"])
+def test_a_key_that_no_header_can_carry_is_refused(key):
+    found = message(flags={"--api-key": key})
+    assert "server.api_key holds a character that no client can send in a header" in found
+    assert key not in found
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("allowed_hosts", "llm.example.com:80"),
+        ("allowed_hosts", "https://llm.example.com"),
+        ("allowed_hosts", "a,,b"),
+        ("allowed_origins", "app.example.com"),
+        ("allowed_origins", "https://app.example.com/"),
+        ("allowed_origins", "null"),
+    ],
+)
+def test_names_that_could_never_match_are_refused(setting, value):
+    with pytest.raises(ConfigError, match=rf"server\.{setting} holds .*: give "):
+        ServerConfig(**{setting: value})

@@ -65,7 +65,7 @@ class Letters:
     def __init__(self, end_tokens: Sequence[int] = ()) -> None:
         self.end_tokens = frozenset(end_tokens)
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, most: int | None = None) -> list[int]:
         return [ord(letter) % VOCAB for letter in text]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -161,7 +161,10 @@ def raw(address, data, pause=0.0):
 
 def test_slow_and_broken_clients(live):
     _, address, client = live
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\n"
+        b"Content-Type: application/json\r\n"
+    )
     slow = raw(address, head + b'Content-Length: 30\r\n\r\n{"prompt": ', pause=1.0)
     assert slow.startswith(b"HTTP/1.1 408")
     assert b"body_timeout" in slow

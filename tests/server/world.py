@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 
 from outrider.config.run import ServerConfig
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
 from outrider.server.app import Service, application
-from outrider.server.listen import Listener, bind
+from outrider.server.listen import Listener, bind, settings
 from tests.exactness.targets import Letters, admission, engine
 from tests.helpers.checkpoints import VOCAB
 
@@ -52,7 +51,7 @@ class World:
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app(), raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
 
     def ask(self, path: str, body: Any, **headers: str) -> httpx.Response:
         """One request of a client of its own; `body` as JSON, or bytes as they are."""
@@ -60,7 +59,8 @@ class World:
         async def one() -> httpx.Response:
             async with self.client() as client:
                 sent = {"content": body} if isinstance(body, bytes) else {"json": body}
-                return await client.post(path, headers=headers, **sent)
+                typed = {"content-type": "application/json"} | headers
+                return await client.post(path, headers=typed, **sent)
 
         return asyncio.run(one())
 
@@ -109,10 +109,7 @@ def letters(ids: Sequence[int]) -> str:
 @contextmanager
 def listening(world: World) -> Iterator[str]:
     """The server on a free loopback port, as the command line runs it; its address."""
-    config = uvicorn.Config(
-        world.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=30
-    )
-    server = Listener(config, world.service)
+    server = Listener(settings(world.service), world.service)
     with bind("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()

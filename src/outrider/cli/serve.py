@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import busy, put, say
-from outrider.config.run import ServerConfig
+from outrider.config.run import ServerConfig, is_loopback
 from outrider.config.show import lines
 from outrider.errors import ConfigError
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ def serve(*, flags: ServeFlags, run: RunFlags) -> None:
 
 
 def _warn(server: ServerConfig) -> None:
-    if server.host not in LOOPBACK and not server.keys():
+    if not is_loopback(server.host) and not server.keys():
         say(
             f"outrider: warning: server.host = {server.host!r} can be reached from other machines "
             "and server.api_key is not set: everyone who reaches it is let in."

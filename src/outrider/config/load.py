@@ -1,7 +1,8 @@
 """Where settings come from: defaults < TOML file < environment < flags. Torch-free.
 
 The environment is read as `OUTRIDER_SECTION__KEY`, nested sections as
-`OUTRIDER_SPECULATIVE__VERIFY_WINDOW__DEPTH`. Keys and sections that do not exist are errors.
+`OUTRIDER_SPECULATIVE__VERIFY_WINDOW__DEPTH`. Keys and sections that do not exist are errors, but
+for the variables that Kubernetes and Docker set (`config.links`).
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 from outrider.config import keys
 from outrider.config.checks import check
+from outrider.config.links import is_link
 from outrider.config.run import RunConfig
 from outrider.config.values import parse
 from outrider.errors import ConfigError
@@ -120,7 +122,8 @@ def _read(file: Path, named: str) -> dict[str, Any]:
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
     sections = tuple(f"{PREFIX}{key.partition('.')[0].upper()}_" for key in keys.hints())
     for name in sorted(variables):
-        if name.startswith(PREFIX) and ("__" in name or name.startswith(sections)):
+        meant = name.startswith(PREFIX) and ("__" in name or name.startswith(sections))
+        if meant and not is_link(name, variables):
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
             origin = f"environment variable {name}"
             keys.check_known(key, origin)

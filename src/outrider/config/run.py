@@ -4,7 +4,9 @@ Each record checks its own fields when it is made, so a value that is out of ran
 what contradicts another field is refused by `config.checks`.
 """
 
+import re
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Literal, get_args
 
 from outrider.config.values import check_fields
@@ -124,16 +126,21 @@ class StateConfig:
 class ServerConfig:
     """`outrider serve`: where it listens, who may ask, and how much at once.
 
-    `api_key` is one key, or several with commas between them; None lets everyone in. `state_mib`
-    bounds the states of running sequences (None: half of the free memory), `prefix_mib` what is
-    kept of earlier prompts (0: nothing). `prompt_rows` of a pass go to prompts while others decode.
-    Times are in seconds: a request may take `request_seconds`, `body_seconds` to arrive, and has
-    `shutdown_seconds` to finish once the server is told to end.
+    `api_key` is one key, or several with commas between them; None lets everyone in.
+    `allowed_hosts` are names of this server beside those of loopback, `allowed_origins` the web
+    pages elsewhere that may ask (`https://app.example.com`); commas between them, "*" for any.
+    `state_mib` bounds the states of running sequences (None: half of the free memory), `prefix_mib`
+    what is kept of earlier prompts (0: nothing). `prompt_rows` of a pass go to prompts while others
+    decode. `max_connections` are open at once. Times are in seconds: the headers of a request may
+    take `header_seconds` to arrive, its body `body_seconds`, all of it `request_seconds`, and it
+    has `shutdown_seconds` to finish once the server is told to end.
     """
 
     host: str = "127.0.0.1"
     port: int = field(default=8000, metadata={"low": 0, "high": 65535})
     api_key: str | None = None
+    allowed_hosts: str | None = None
+    allowed_origins: str | None = None
     model_name: str | None = None
     max_sequences: int = field(default=16, metadata={"low": 1, "high": 1024})
     max_queue: int = field(default=64, metadata={"low": 0, "high": 100_000})
@@ -142,21 +149,65 @@ class ServerConfig:
     prefix_mib: int = field(default=256, metadata={"low": 0})
     prompt_rows: int = field(default=64, metadata={"low": 64, "high": 4096})
     request_seconds: float = field(default=600.0, metadata={"low": 0.001})
+    max_connections: int = field(default=512, metadata={"low": 1, "high": 100_000})
+    header_seconds: float = field(default=10.0, metadata={"low": 0.001})
     body_seconds: float = field(default=30.0, metadata={"low": 0.001})
     shutdown_seconds: float = field(default=20.0, metadata={"low": 0.0})
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "server")
-        if self.api_key is not None and not all(self.keys()):
+        if not all(self.keys()):
             raise ConfigError(
                 "server.api_key holds an empty key, which would let everyone in: leave it out to "
                 "mean that, or give keys with single commas between them."
             )
+        if not all(key.isascii() and key.isprintable() for key in self.keys()):
+            raise ConfigError(
+                "server.api_key holds a character that no client can send in a header: use ASCII "
+                "letters, digits and signs."
+            )
+        self._check_names("allowed_hosts", r"\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]", "names without a port")
+        self._check_names(
+            "allowed_origins",
+            r"\*|[\w+.-]+://[^\s/@?#]+",
+            "origins such as https://app.example.com",
+        )
 
     def keys(self) -> tuple[str, ...]:
         """The API keys, none where everyone is let in."""
-        return () if self.api_key is None else tuple(map(str.strip, self.api_key.split(",")))
+        return _parts(self.api_key)
+
+    def hosts(self) -> tuple[str, ...]:
+        """Allowed host names, in lower case and without brackets."""
+        return tuple(name.lower().strip("[]") for name in _parts(self.allowed_hosts))
+
+    def origins(self) -> tuple[str, ...]:
+        """Allowed origins, as browsers spell them."""
+        return tuple(map(str.lower, _parts(self.allowed_origins)))
+
+    def _check_names(self, name: str, shape: str, meant: str) -> None:
+        wrong = [
+            part for part in _parts(getattr(self, name)) if not re.fullmatch(shape, part, re.A)
+        ]
+        if wrong:
+            raise ConfigError(
+                f"server.{name} holds {wrong[0]!r}: give {meant}, with single commas between "
+                "them, or * for any."
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _parts(text: str | None) -> tuple[str, ...]:
+    """What stands between commas; nothing where there is no text."""
+    return () if text is None else tuple(map(str.strip, text.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
 
     @property
     def end_tokens(self) -> frozenset[int]: ...
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, most: int | None = None) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
@@ -270,7 +270,8 @@ class Engine:
         needs `sampling.logprobs`.
         """
         sizes = {"max_length": self.stage.max_length, "vocab_size": self.stage.vocab_size}
-        tokens = encode_prompt(prompt, self.tokenizer.encode, **sizes)
+        encode = partial(self.tokenizer.encode, most=self.stage.max_length)
+        tokens = encode_prompt(prompt, encode, **sizes)
         sampling = self.sampling_defaults if sampling is None else sampling
         check_sampling(sampling, score_prompt=score_prompt)
         sampling.check_vocabulary(self.stage.vocab_size)
@@ -325,10 +326,9 @@ class Engine:
     def _limits(self, prompt_len: int, max_tokens: int | None, ignore_eos: bool) -> Limits:
         check_count("max_tokens", max_tokens, least=1)
         check_flag("ignore_eos", ignore_eos)
-        room = self.stage.max_length - prompt_len
         ends = frozenset[int]() if ignore_eos else self.tokenizer.end_tokens
         return Limits(
-            max_tokens=room if max_tokens is None else max_tokens,
+            max_tokens=self.stage.max_length - prompt_len if max_tokens is None else max_tokens,
             max_length=self.stage.max_length,
             end_tokens=ends,
         )

@@ -14,9 +14,11 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.pre_tokenizers import ByteLevel
 
-from outrider.errors import CheckpointError, RequestError
+from outrider.errors import CheckpointError, LengthError, RequestError
 from outrider.models.chat import ChatTemplate, Message, find_template
+from outrider.models.coverage import Coverage, find_coverage
 from outrider.models.files import read_json_or_empty
 from outrider.models.spelling import Spelling, find_spelling
 
@@ -44,6 +46,7 @@ class Tokenizer:
         self.bos = _id(backend, special_tokens.get("bos_token"))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.spelling = _spelling(backend)
+        self._coverage = _coverage(backend)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -71,9 +74,21 @@ class Tokenizer:
             origin=str(folder),
         )
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special` adds what the model expects around it (BOS)."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+    def encode(self, text: str, *, add_special: bool = True, most: int | None = None) -> list[int]:
+        """Token ids of `text`; `add_special` adds what the model expects around it (BOS).
+
+        Raises LengthError, before anything is encoded, where the text is so long that it must have
+        `most` tokens or more. Other threads run meanwhile.
+        """
+        least = self._coverage.least_tokens(text) if self._coverage else 0
+        if most is not None and least >= most:
+            raise LengthError(
+                f"the prompt has {least} tokens or more and the context {most}: shorten it, or "
+                "raise target.max_length where the model allows."
+            )
+        # `encode` holds the interpreter's lock all the while and counts offsets that nobody reads.
+        found = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = found[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -125,12 +140,14 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, **variables
         )
 
-    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Token ids of a conversation; options as for `render_chat`.
+    def encode_chat(
+        self, messages: Sequence[Message], *, most: int | None = None, **options: Any
+    ) -> list[int]:
+        """Token ids of a conversation; `most` as for `encode`, options as for `render_chat`.
 
         The template writes BOS itself where the model wants one, so none is added.
         """
-        return self.encode(self.render_chat(messages, **options), add_special=False)
+        return self.encode(self.render_chat(messages, **options), add_special=False, most=most)
 
 
 def _spelling(backend: Backend) -> Spelling | None:
@@ -160,6 +177,25 @@ def _read_backend(folder: Path) -> Backend:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _coverage(backend: Backend) -> Coverage | None:
+    added = backend.get_added_tokens_decoder().values()
+    normalizer = backend.normalizer
+    spelled = [normalizer.normalize_str(one.content) for one in added] if normalizer else []
+    return find_coverage(
+        backend.model,
+        [*backend.get_vocab(with_added_tokens=True), *spelled],
+        _described(normalizer),
+        _described(backend.pre_tokenizer),
+        byte_alphabet=frozenset(ByteLevel.alphabet()),
+        strips=any(one.lstrip or one.rstrip for one in added),
+    )
+
+
+def _described(part: Any) -> dict[str, Any] | None:
+    """A part of the backend as `tokenizer.json` writes it."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _missing(folder: Path) -> str:

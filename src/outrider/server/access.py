@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect, Request
@@ -28,6 +29,20 @@ def owner(request: Request, keys: Sequence[str]) -> str:
             headers={"WWW-Authenticate": "Bearer"},
         )
     return digest.hex()
+
+
+def check_json(request: Request) -> None:
+    """Raise Problem 415 unless the body is declared as JSON.
+
+    A web page elsewhere may send other types without asking first.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not re.fullmatch(r"application/([\w.+-]+\+)?json", kind):
+        raise Problem(
+            415,
+            f"the body has the Content-Type {kind!r}: send JSON as 'application/json'.",
+            "unsupported_media_type",
+        )
 
 
 async def read(request: Request, most_bytes: int, seconds: float) -> bytes:

@@ -4,25 +4,30 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from outrider.config.run import ServerConfig
-from outrider.engine.scheduler import Scheduler
+from outrider.engine.scheduler import Scheduler, Snapshot
+from outrider.errors import OutriderError
 from outrider.server import access
 from outrider.server.exchange import Exchange, Message, Receive, Send
+from outrider.server.gate import Gate
+from outrider.server.memory import give_back
 from outrider.server.metrics import Metrics
 from outrider.server.openapi import description
 from outrider.server.plan import Maker, Plan
-from outrider.server.problems import problem_of
+from outrider.server.problems import Problem, problem_of
 
 LOG = logging.getLogger(__name__)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,6 +38,9 @@ PAGE_POLICY = (
 )
 PATIENCE = 30.0
 """Seconds that figures may keep a reader waiting: a pass over long prompts is in between."""
+LONG_BODY = 1 << 18
+"""Bytes from which a body is planned in a lane of its own."""
+RETRY = {"Retry-After": "1"}
 
 Planner = Callable[[Maker, bytes], Plan]
 
@@ -45,14 +53,16 @@ class Service:
     config: ServerConfig
     model: str
     metrics: Metrics = field(default_factory=Metrics)
+    lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     async def complete(self, request: Request, planner: Planner) -> Response | Exchange:
         """Check, plan and run a request; the engine is asked only once all of it is well."""
         config = self.config
         owner = access.owner(request, config.keys())
+        access.check_json(request)
         data = await access.read(request, config.max_body_mib << 20, config.body_seconds)
         maker = Maker(scheduler=self.scheduler, model=self.model, owner=owner)
-        plan = await run_in_threadpool(planner, maker, data)
+        plan = await self._plan(planner, maker, data)
         if config.log_prompts:
             LOG.info("%s %s", plan.id, data.decode(errors="replace"))
         return Exchange(plan, self.scheduler, self.metrics, config.request_seconds)
@@ -69,13 +79,13 @@ class Service:
 
     async def health(self, request: Request) -> Response:
         del request
-        snapshot = await asyncio.wait_for(asyncio.wrap_future(self.scheduler.snapshot()), PATIENCE)
+        snapshot = await self._snapshot()
         told = {"status": "ok", "running": snapshot.running, "waiting": snapshot.waiting}
         return JSONResponse(told)
 
     async def figures(self, request: Request) -> Response:
         del request
-        snapshot = await asyncio.wait_for(asyncio.wrap_future(self.scheduler.snapshot()), PATIENCE)
+        snapshot = await self._snapshot()
         return Response(self.metrics.page(snapshot), media_type=METRICS_TYPE)
 
     async def openapi(self, request: Request) -> Response:
@@ -87,6 +97,37 @@ class Service:
         html = files("outrider.server").joinpath("page.html").read_text(encoding="utf-8")
         headers = {"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
         return HTMLResponse(html, headers=headers)
+
+    async def _plan(self, planner: Planner, maker: Maker, data: bytes) -> Plan:
+        """A plan, made in a thread; those of long bodies one after the other.
+
+        Such a one takes seconds and many times its size in memory, and must not hold back others.
+        """
+        if len(data) < LONG_BODY:
+            return await run_in_threadpool(planner, maker, data)
+        async with self.lane:
+            try:
+                found = await run_in_threadpool(_planned, planner, maker, data)
+            finally:
+                await run_in_threadpool(give_back)
+        if isinstance(found, Problem):
+            raise found
+        return found
+
+    async def _snapshot(self) -> Snapshot:
+        """What happened so far; raises Problem 503 where the engine does not say."""
+        try:
+            asked = asyncio.wrap_future(self.scheduler.snapshot())
+            return await asyncio.wait_for(asked, PATIENCE)
+        except TimeoutError:
+            told = (
+                f"the engine did not answer within {PATIENCE:g} s: it hangs, or is in a long pass."
+            )
+            raise Problem(503, told, "engine_silent", headers=RETRY) from None
+        except OutriderError as error:
+            known = problem_of(error)
+            code = known.code if known.status >= 500 else "engine_unavailable"
+            raise Problem(503, known.message, code, headers=RETRY) from None
 
     def _model(self) -> dict[str, Any]:
         scheduler = self.scheduler
@@ -100,6 +141,17 @@ class Service:
             "exact": scheduler.exact,
             "chat": scheduler.tokenizer.has_chat_template,
         }
+
+
+def _planned(planner: Planner, maker: Maker, data: bytes) -> Plan | Problem:
+    """A plan, or why there is none: as an answer that holds nothing of the body any more."""
+    try:
+        return planner(maker, data)
+    except Exception as error:
+        problem = problem_of(error)
+        if problem.status >= 500:
+            raise
+        return replace(problem)
 
 
 def application(service: Service) -> Starlette:
@@ -116,7 +168,22 @@ def application(service: Service) -> Starlette:
         *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts],
         *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets],
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Gate, service.config), *_cors(service.config)],
+        exception_handlers={HTTPException: _refuse, Exception: _refuse},
+    )
+
+
+def _cors(config: ServerConfig) -> list[Middleware]:
+    """What tells browsers that pages of allowed origins may read answers."""
+    origins = config.origins()
+    if not origins:
+        return []
+    # Methods and headers that nothing here knows are left to the routes, which say so.
+    return [
+        Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    ]
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

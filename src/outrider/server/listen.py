@@ -11,6 +11,7 @@ from outrider.config.run import RunConfig
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import ConfigError
 from outrider.server.app import Service, application
+from outrider.server.connection import ConnectionConfig
 
 GRACE = 5.0
 """Seconds to hand out what ended when the time for finishing was over."""
@@ -56,22 +57,27 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def serve(scheduler: Scheduler, config: RunConfig, sock: socket.socket) -> None:
-    """Serve until a signal comes; closes the scheduler."""
-    model = config.server.model_name or config.target.path
-    service = Service(scheduler=scheduler, config=config.server, model=model)
-    settings = uvicorn.Config(
+def settings(service: Service) -> ConnectionConfig:
+    """uvicorn's settings for a service."""
+    return ConnectionConfig(
         application(service),
+        service.config,
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
         lifespan="off",
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(config.server.shutdown_seconds + GRACE) + 1,
+        timeout_graceful_shutdown=int(service.config.shutdown_seconds + GRACE) + 1,
     )
+
+
+def serve(scheduler: Scheduler, config: RunConfig, sock: socket.socket) -> None:
+    """Serve until a signal comes; closes the scheduler."""
+    model = config.server.model_name or config.target.path
+    service = Service(scheduler=scheduler, config=config.server, model=model)
     try:
-        Listener(settings, service).run(sockets=[sock])
+        Listener(settings(service), service).run(sockets=[sock])
     finally:
         scheduler.close()
         sock.close()

@@ -27,11 +27,13 @@ ERROR: dict[str, Any] = {
 STATUSES = {
     "400": "A field, its value or the JSON is wrong; the error names it.",
     "401": "No valid API key.",
+    "403": "The host or the origin is not allowed.",
     "404": "No such model or path.",
     "408": "The body, or the whole request, took too long.",
     "413": "The body is too large.",
+    "415": "The body is not declared as JSON.",
     "429": "The queue is full; see Retry-After.",
-    "503": "The server is going down.",
+    "503": "The server is going down, or its engine does not answer.",
 }
 
 
@@ -59,7 +61,7 @@ def description(guarded: bool) -> dict[str, Any]:
 
 def _get(text: str, kind: str = "application/json") -> dict[str, Any]:
     answers = {"200": {"description": text, "content": {kind: {}}}}
-    return {"summary": text, "responses": answers | _refusals("401", "503")}
+    return {"summary": text, "responses": answers | _refusals("401", "403", "503")}
 
 
 def _post(name: str, text: str) -> dict[str, Any]:

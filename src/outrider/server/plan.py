@@ -56,7 +56,7 @@ class Maker:
 
     def completion(self, data: bytes) -> Plan:
         """Plan `POST /v1/completions`; raises what `problem_of` knows."""
-        body = Completion.model_validate_json(data)
+        body = Completion.read(data)
         nothing = body.max_tokens == 0
         if nothing and not body.echo:
             raise Problem(
@@ -81,7 +81,7 @@ class Maker:
 
     def chat(self, data: bytes) -> Plan:
         """Plan `POST /v1/chat/completions`."""
-        body = Chat.model_validate_json(data)
+        body = Chat.read(data)
         tokenizer = self.scheduler.tokenizer
         if not tokenizer.has_chat_template:
             raise Problem(
@@ -100,6 +100,7 @@ class Maker:
         arguments = body.chat_template_kwargs
         prompt = tokenizer.encode_chat(
             [_message(message.model_dump(exclude_unset=True)) for message in body.messages],
+            most=self.scheduler.max_length,
             enable_thinking=arguments.enable_thinking if arguments else None,
         )
         top = (body.top_logprobs or 0) if body.logprobs else None
