@@ -32,6 +32,12 @@ class ChatLetters(Letters):
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return super().decode(ids)
 
+    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
+        return self.decode([token_id]).encode()
+
+    def token_name(self, token_id: int) -> str:
+        return self.decode([token_id])
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return self.encode("".join(f"{m['role']}: {m['content']}\n" for m in messages))
 

@@ -4,10 +4,23 @@ Fields of OpenAI's API that have no counterpart here are accepted at the value t
 nothing, and refused at any other, so that a client never believes in something it does not get.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from outrider.server.problems import UNKNOWN_FIELD, problem_of
+
+DEFAULT_TOKENS = 16
+MOST_BIASES = 4096
 MOST_STOPS = 16
 MOST_CHOICES = 128
 MOST_PROMPTS = 1024
@@ -31,10 +44,38 @@ def _ignored(kind: Any) -> Any:
     return Annotated[kind | None, Field(default=None, description="Accepted; has no effect.")]
 
 
+def _few(value: object) -> object:
+    """Refuse a long table before each of its entries is: a body may hold a million."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"Dictionary should have at most {MOST_BIASES} items, not {len(value)}")
+    return value
+
+
 class Body(BaseModel):
     """Strict: no conversions, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """Refuse the first unknown field alone: a body may hold a million."""
+        names = value if isinstance(value, dict) else ()
+        for name in names:
+            if name not in cls.model_fields:
+                raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": name})
+        return value
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """A body from its JSON; raises Problem 400 that names the fault.
+
+        For a thread: both reading and telling what is wrong take time with a long body.
+        """
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise problem_of(error) from None
 
 
 class StreamOptions(Body):
@@ -50,7 +91,7 @@ class Speculative(Body):
 
     max_draft_tokens: int | None = Field(default=None, ge=0, le=1023)
     method: str | None = Field(default=None, max_length=64)
-    trace: bool = False
+    trace: bool | None = None
 
 
 class Common(Body):
@@ -64,7 +105,10 @@ class Common(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(default=None, max_length=4096)
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        BeforeValidator(_few, json_schema_input_type=dict[str, float] | None),
+    ] = Field(default=None, json_schema_extra={"maxProperties": MOST_BIASES})
     seed: int | None = None
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     stop: (
@@ -91,11 +135,18 @@ class Completion(Common):
 
     prompt: (
         str
-        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[int], Field(min_length=1, fail_fast=True)]
         | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[list[int]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[
+            list[Annotated[list[int], Field(fail_fast=True)]],
+            Field(min_length=1, max_length=MOST_PROMPTS),
+        ]
     )
-    max_tokens: int | None = Field(default=16, ge=0, description="0 with `echo` only.")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description=f"{DEFAULT_TOKENS} where it is left out or null; 0 with `echo` only.",
+    )
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
     suffix: _neutral(None, "")  # type: ignore[valid-type]
@@ -113,7 +164,7 @@ class Message(Body):
     """One message of a conversation; `developer` counts as `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: _ignored(str)  # type: ignore[valid-type]
     tool_calls: _neutral(None, [])  # type: ignore[valid-type]
     function_call: _neutral(None)  # type: ignore[valid-type]

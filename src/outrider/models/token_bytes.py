@@ -1,0 +1,75 @@
+"""From a token as the vocabulary spells it to the bytes that it adds to a text, and back.
+
+Decoding an id alone cannot tell: a part of a character becomes U+FFFD there, and the space that a
+text begins with is stripped. Knows decoders by the JSON of `tokenizer.json`, not the library.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Step = tuple[str, str, str]
+"""A kind of decoder, and what it replaces by what (where it replaces anything)."""
+
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
+    byte: chr(0x100 + place) for place, byte in enumerate(_OTHERS)
+}
+_BYTES = {letter: byte for byte, letter in _LETTERS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one vocabulary spells bytes: byte-level BPE's alphabet, or SentencePiece's pieces."""
+
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, decoder: Mapping[str, Any] | None) -> "Spelling | None":
+        """The spelling that a decoder undoes; None for kinds that look at neighbouring tokens."""
+        steps = _steps([decoder] if decoder else [])
+        return cls(tuple(steps)) if steps else None
+
+    def bytes_of(self, token: str) -> bytes:
+        """The bytes of a token in the midst of a text."""
+        for kind, old, new in self.steps:
+            if kind == "Replace":
+                token = token.replace(old, new)
+            elif kind == "ByteFallback" and (found := _BYTE.fullmatch(token)):
+                return bytes([int(found[1], 16)])
+            elif kind == "ByteLevel" and all(letter in _BYTES for letter in token):
+                return bytes(_BYTES[letter] for letter in token)
+        return token.encode()
+
+    def of_text(self, text: str) -> str:
+        """How the vocabulary spells `text`, if as one token that is no lone byte."""
+        for kind, old, new in reversed(self.steps):
+            if kind == "Replace":
+                text = text.replace(new, old) if new else text
+            elif kind == "ByteLevel":
+                text = "".join(_LETTERS[byte] for byte in text.encode())
+        return text
+
+
+def _steps(decoders: Sequence[Mapping[str, Any]]) -> list[Step] | None:
+    """What decoders do to each token alone; None where one does more than that."""
+    found: list[Step] = []
+    for decoder in decoders:
+        kind = decoder["type"]
+        if kind == "Sequence":
+            inner = _steps(decoder["decoders"])
+            if inner is None:
+                return None
+            found += inner
+        elif kind == "Replace" and "String" in decoder["pattern"]:
+            found.append((kind, decoder["pattern"]["String"], decoder["content"]))
+        elif kind == "Metaspace":
+            found.append(("Replace", decoder["replacement"], " "))
+        elif kind in ("ByteLevel", "ByteFallback", "Fuse"):
+            found.append((kind, "", ""))
+        elif kind != "Strip" or ("Fuse", "", "") not in found:
+            return None  # Once tokens are fused, stripping concerns the text's ends only.
+    return found
