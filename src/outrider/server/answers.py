@@ -3,12 +3,14 @@
 Both are made of the same parts: a chunk holds one, a whole answer all of them joined.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.engine.scheduler import Event, GenerationResult, Piece, Scheduler, TokenLogprob
-from outrider.server.names import Names, prompt_offsets
+from outrider.server.names import Names
+from outrider.server.places import Places, prompt_places
 from outrider.server.plan import Plan
 from outrider.telemetry.counters import merge, timings
 
@@ -46,18 +48,20 @@ class Part:
 class Choice:
     """One sequence's answer as it grows.
 
-    `given` and `spelled` count characters: of the text that became final, and of the tokens that
-    came. Tokens whose text is held back, since it may begin a stop string, wait in `held`, so that
-    they are told with their text, or at the end of a text that a stop string cut.
+    `given` counts the characters of the text that became final. Tokens whose text did not, since
+    it may begin a stop string or a character is incomplete, wait (first for their place, then in
+    `held`), so that they are told with their text, or at the end of a text that was cut.
     """
 
     plan: Plan
     index: int
     scheduler: Scheduler
+    names: Names
     given: int = 0
-    spelled: int = 0
     opened: bool = False
-    held: list[Scored] = field(default_factory=list)
+    places: Places = field(default_factory=Places)
+    unplaced: deque[tuple[int, TokenLogprob | None]] = field(default_factory=deque)
+    held: deque[Scored] = field(default_factory=deque)
     _spell: Callable[[int], str] | None = None
 
     def take(self, event: Event) -> list[Part]:
@@ -74,13 +78,13 @@ class Choice:
         self.opened = True
         plan, tokens = self.plan, self.plan.sequences[self.index].tokens
         prompt = plan.prompts[self.index // plan.n]
-        self.given = self.spelled = len(prompt)
+        self.given = self.places.length = len(prompt)
         if not plan.echo:
             return Part(opens=plan.kind == "chat")
         if not plan.logprobs:
             return Part(text=prompt, opens=True)
         entries = (None, *first.prompt_logprobs)
-        offsets = prompt_offsets(self.scheduler, tokens, prompt)
+        offsets = prompt_places(self.scheduler, tokens, prompt)
         scored = [
             Scored(token=token, entry=entry, offset=offset)
             for token, entry, offset in zip(tokens, entries, offsets, strict=True)
@@ -92,7 +96,7 @@ class Choice:
         self.given += len(piece.text)
         if not (plan.logprobs or plan.trace):
             return Part(text=piece.text)
-        texts = self._texts(piece)
+        texts, told = self._texts(piece), self._released()
         trace = {
             "tokens": list(piece.tokens),
             "texts": texts,
@@ -101,36 +105,43 @@ class Choice:
         }
         return Part(
             text=piece.text,
-            logprobs=self._released() if plan.logprobs else (),
+            logprobs=told if plan.logprobs else (),
             trace=trace if plan.trace else None,
         )
 
     def _texts(self, piece: Piece) -> list[str]:
-        """The text of each token, which waits in `held` with its place from now on."""
+        """The text of each token, all of which are held from now on."""
         if self._spell is None:
             self._spell = self.scheduler.speller(self.plan.sequences[self.index].tokens)
+        entries = piece.logprobs or [None] * len(piece.tokens)
         texts = []
-        for place, token in enumerate(piece.tokens):
-            if piece.logprobs:
-                entry = piece.logprobs[place]
-                self.held.append(Scored(token=token, entry=entry, offset=self.spelled))
+        for token, entry in zip(piece.tokens, entries, strict=True):
             texts.append(self._spell(token))
-            self.spelled += len(texts[-1])
-        if texts and self.given > self.spelled:  # The output ended in the midst of a character.
-            texts[-1] += piece.text[self.spelled - self.given :]
-            self.spelled = self.given
+            self.unplaced.append((token, entry))
+            self._hold(self.places.add(bytes(self.names.bytes(token)), texts[-1]))
+        more = self.given - self.places.length
+        if texts and more > 0:  # The output ended in the midst of a character.
+            texts[-1] += piece.text[-more:]
+            self._hold(self.places.finish(piece.text[-more:]))
         return texts
+
+    def _hold(self, places: Sequence[int]) -> None:
+        for place in places:
+            token, entry = self.unplaced.popleft()
+            self.held.append(Scored(token=token, entry=entry, offset=place))
 
     def _released(self) -> list[Scored]:
         """The tokens whose text is out."""
-        count = sum(one.offset <= self.given for one in self.held)
-        found, self.held = self.held[:count], self.held[count:]
+        found = []
+        while self.held and self.held[0].offset <= self.given:
+            found.append(self.held.popleft())
         return found
 
     def _end(self, result: GenerationResult) -> Part:
-        left = [Scored(token=o.token, entry=o.entry, offset=self.given) for o in self.held]
-        self.held = []
-        return Part(result=result, logprobs=left)
+        self._hold(self.places.finish(""))
+        left = [replace(one, offset=min(one.offset, self.given)) for one in self.held]
+        self.held.clear()
+        return Part(result=result, logprobs=left if self.plan.logprobs else ())
 
 
 @dataclass(slots=True)

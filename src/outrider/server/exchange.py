@@ -162,7 +162,7 @@ class Choices:
     def __post_init__(self) -> None:
         self._answer = Answer(self.plan, self.names)
         self._choices = [
-            Choice(plan=self.plan, index=index, scheduler=self.scheduler)
+            Choice(plan=self.plan, index=index, scheduler=self.scheduler, names=self.names)
             for index in range(len(self.plan.sequences))
         ]
 

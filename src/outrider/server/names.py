@@ -1,9 +1,8 @@
-"""How tokens are told in log-probabilities: names, bytes, and where their texts begin."""
+"""How tokens are told in log-probabilities: their names and bytes."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.scheduler import ChatTokenizer, Scheduler, TokenLogprob
+from outrider.engine.scheduler import ChatTokenizer, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -42,42 +41,3 @@ class Names:
             used.add(name)
             found.append((name, token, logprob))
         return found
-
-
-def prompt_offsets(scheduler: Scheduler, tokens: Sequence[int], text: str) -> list[int]:
-    """Where each token of a prompt begins in its `text`, as it is given back.
-
-    A token in the midst of a character begins where the character does. Special tokens have the
-    width that they have in a prompt given as text, and none otherwise. Where a tokenizer changed
-    the text before it cut it (normal forms), offsets are right before the first change and after
-    the last.
-    """
-    spell = scheduler.speller(())
-    spelled = scheduler.tokenizer.decode(tokens) == text
-    width: Callable[[int, int], str] = (lambda _, __: "") if spelled else _special(scheduler, text)
-    offsets, parts, position = [], [], 0
-    for token in tokens:
-        offsets.append(position)
-        part = spell(token) or width(token, position)
-        parts.append(part)
-        position += len(part)
-    built = "".join(parts)
-    if text.startswith(built):
-        return offsets
-    pairs = enumerate(zip(built, text, strict=False))
-    same = next((at for at, (one, other) in pairs if one != other), len(text))
-    more = len(text) - len(built)
-    return [at if at <= same else max(same, at + more) for at in offsets]
-
-
-def _special(scheduler: Scheduler, text: str) -> Callable[[int, int], str]:
-    """A function that gives the text of a special token that was written at a place in `text`."""
-    tokenizer = scheduler.tokenizer
-
-    def written(token: int, position: int) -> str:
-        if tokenizer.token_bytes(token):
-            return ""
-        content = tokenizer.token_bytes(token, skip_special=False).decode()
-        return content if content and text.startswith(content, position) else ""
-
-    return written

@@ -21,7 +21,7 @@ from outrider.errors import (
 )
 
 UNKNOWN_FIELD = "unknown_field"
-LONG_WORD = re.compile(r"\S{201,}")
+LONG_WORD = re.compile(r"[^\s'\"()]{201,}")
 MOST_LETTERS = 600
 """No sentence of the server's own is longer."""
 KEPT_FRONT, KEPT_END = 120, 80
