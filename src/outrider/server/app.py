@@ -75,7 +75,7 @@ class Service:
 
     async def one_model(self, request: Request) -> Response:
         access.owner(request, self.config.keys())
-        name = request.path_params["name"]
+        name = request.path_params["model"]
         if name != self.model:
             raise unknown_model(name, self.model)
         return JSONResponse(self._model())
@@ -120,7 +120,7 @@ def application(service: Service) -> Starlette:
     posts = (("/v1/chat/completions", service.chat), ("/v1/completions", service.completion))
     gets = (
         ("/v1/models", service.models),
-        ("/v1/models/{name:path}", service.one_model),
+        ("/v1/models/{model:path}", service.one_model),
         ("/health", service.health),
         ("/metrics", service.figures),
         ("/openapi.json", service.openapi),
@@ -164,7 +164,8 @@ class Endpoint:
             await self._fail(error, bool(statuses), scope, receive, counted)
         finally:
             status = str(statuses[0]) if statuses else "client left"
-            self.service.metrics.requests.labels(self.path, status).inc()
+            path = self.path.replace(":path", "")
+            self.service.metrics.requests.labels(path, status).inc()
 
     async def _fail(
         self, error: Exception, begun: bool, scope: Message, receive: Receive, send: Send

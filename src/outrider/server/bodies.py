@@ -15,9 +15,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from outrider.server.problems import UNKNOWN_FIELD, problem_of
+from outrider.server.problems import UnknownField, problem_of
 
 DEFAULT_TOKENS = 16
 MOST_BIASES = 4096
@@ -60,10 +59,9 @@ class Body(BaseModel):
     @classmethod
     def _known(cls, value: object) -> object:
         """Refuse the first unknown field alone: a body may hold a million."""
-        names = value if isinstance(value, dict) else ()
-        for name in names:
+        for name in value if isinstance(value, dict) else ():
             if name not in cls.model_fields:
-                raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": name})
+                raise UnknownField(name)
         return value
 
     @classmethod

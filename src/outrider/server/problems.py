@@ -20,11 +20,14 @@ from outrider.errors import (
     shown,
 )
 
-UNKNOWN_FIELD = "unknown_field"
 LONG_WORD = re.compile(r"[^\s'\"()]{201,}")
 MOST_LETTERS = 600
 """No sentence of the server's own is longer."""
 KEPT_FRONT, KEPT_END = 120, 80
+
+
+class UnknownField(ValueError):
+    """A field that no model of a body has; its text is the field's name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,11 +108,11 @@ def _invalid(error: ValidationError) -> Problem:
         for part in first["loc"]
         if isinstance(part, int) or (part.isidentifier() and part != "str")
     ]
-    if first["type"] == UNKNOWN_FIELD:
-        names.append(shown(first["ctx"]["name"]))
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UnknownField):
+        names.append(shown(str(cause)))
+        told = f"{'.'.join(names)} is not a field that this server knows: leave it out."
+        return Problem(400, told, "unknown_field", names[0])
     field_name, place = (names[0] if names else None), ".".join(names)
-    if first["type"] == UNKNOWN_FIELD:
-        told = f"{place} is not a field that this server knows: leave it out."
-        return Problem(400, told, UNKNOWN_FIELD, field_name)
     said = first["msg"].removeprefix("Value error, ")
     return Problem(400, f"{place or 'the body'}: {said}.", "invalid_value", field_name)
