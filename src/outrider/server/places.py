@@ -24,6 +24,9 @@ class Places:
     def add(self, raw: bytes, text: str) -> list[int]:
         """Take the bytes of the next token and the text that it completed; returns the places of
         those tokens that wait no more, in their order."""
+        if not self._waiting and raw == text.encode():  # As nearly all tokens are.
+            self.length += len(text)
+            return [self.length - len(text)]
         self._waiting.append(raw)
         joined = b"".join(self._waiting).decode(errors="replace")
         if not text and joined:
