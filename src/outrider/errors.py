@@ -1,5 +1,13 @@
 """One small hierarchy of errors; each message is one sentence with key, value, reason and fix."""
 
+MOST_SHOWN = 200
+"""Letters of a caller's own text that a message gives back."""
+
+
+def shown(text: str) -> str:
+    """A caller's text for a message, cut where it is long."""
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
 
 class OutriderError(Exception):
     """Anything that Outrider refuses or cannot do; the command line prints it and exits 1."""

@@ -1,12 +1,16 @@
 """Whatever is sent, the answer is a clean 4xx that names the field, and the server goes on."""
 
 import json
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.server.world import MODEL, running
+from outrider.errors import BusyError, ConfigError, RequestError
+from outrider.server import bodies
+from outrider.server.problems import problem_of
+from tests.server.world import MODEL, byte_tokens, running
 
 USER = [{"role": "user", "content": "hi"}]
 COMPLETIONS = [
@@ -129,9 +133,116 @@ def test_a_request_that_takes_too_long(hybrid):
 def test_a_full_queue(hybrid):
     limits = {"max_sequences": 1, "max_queue": 1}
     with running(hybrid.stage("log", 8), **limits) as world:
-        response = world.ask("/v1/completions", {"prompt": "a", "n": 3})
+        scheduler, poll, gate = world.service.scheduler, world.stage.poll, threading.Event()
+        world.stage.poll = lambda: (gate.wait(60), poll())[1]
+        prepared = scheduler.prepare("a", max_tokens=4)
+        tickets = scheduler.submit([(prepared, lambda event: None)] * 2)
+        response = world.ask("/v1/completions", {"prompt": "a", "n": 2})
         refused(response, 429, None, "queue of 1 is full")
         assert response.headers["retry-after"] == "1"
+        scheduler.cancel(tickets)
+        gate.set()
+
+
+@pytest.mark.parametrize("body", [{"n": 4}, {"prompt": ["a"] * 4}, {"prompt": ["a"] * 2, "n": 2}])
+def test_more_than_could_ever_run(hybrid, body):
+    """Trying again later would not help, so it is no 429; what just fits is answered."""
+    with running(hybrid.stage("log", 8), max_sequences=1, max_queue=2) as world:
+        response = world.ask("/v1/completions", {"prompt": "a", **body})
+        refused(response, 400, None, "the request asks for 4 sequences")
+        assert "holds 3 at once" in response.json()["error"]["message"]
+        assert "server.max_sequences or server.max_queue" in response.json()["error"]["message"]
+        assert "retry-after" not in response.headers
+        assert len(world.complete(prompt="a", n=3, max_tokens=1)["choices"]) == 3
+
+
+LONG = 1_000_000
+LONG_VALUES = [
+    {"prompt": "a", "x" * LONG: 1},
+    {"prompt": "a", "x x " * (LONG // 4): 1},
+    {"prompt": "a", "speculative": {"x" * LONG: 1}},
+    {"prompt": "a", "stream_options": {"é" * LONG: 1}},
+    {"prompt": "a", "model": "x" * LONG},
+    {"prompt": "a", "model": "x " * 500},
+    {"prompt": "a", "logit_bias": {"x" * LONG: 1}},
+    {"prompt": "a", "logit_bias": {"x" * LONG: "x"}},
+    {"prompt": "a", "speculative": {"method": "x" * LONG}},
+    {"prompt": "a", "speculative": {"method": "x " * 32}},
+    {"prompt": "a", "service_tier": "x" * LONG},
+    {"prompt": "a", "temperature": "x" * LONG},
+    {"prompt": [10**4000]},
+    {"prompt": [-(10**4000)]},
+    {"prompt": "a", "seed": 10**4000},
+    {"prompt": "a", "n": 10**4000},
+    {"prompt": "x" * LONG},
+    b'{"prompt": "a", "seed": ' + b"9" * LONG + b"}",
+    b'{"prompt": ' + b"x" * LONG,
+    b"x" * LONG,
+    {"messages": [{"role": "x" * LONG, "content": ""}]},
+    {"messages": [{"role": "user", "content": "", "x" * LONG: 1}]},
+    {"messages": [{"role": "user", "content": [{"type": "x" * LONG}]}]},
+    {"messages": USER, "chat_template_kwargs": {"x" * LONG: True}},
+    {"messages": USER, "tools": ["x" * LONG]},
+    {"messages": [{"role": "user", "content": "refuse" * 40_000}]},
+]
+
+
+@pytest.fixture(scope="module")
+def worded(hybrid):
+    with running(hybrid.stage("log", 8), tokenizer=byte_tokens()) as found:
+        yield found
+
+
+@pytest.mark.parametrize("body", LONG_VALUES, ids=range(len(LONG_VALUES)))
+def test_what_is_sent_comes_back_cut(worded, body):
+    chat = not isinstance(body, bytes) and "messages" in body
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = worded.ask(f"/v1/{'chat/' * chat}completions", data)
+    assert response.status_code in (400, 404), response.text[:1000]
+    error = response.json()["error"]
+    assert len(error["message"]) < 700
+    assert len(error["param"] or "") <= 200
+    for unit in ("x", "x ", "x x ", "é", "refuse", "9", "0"):
+        assert unit * (200 // len(unit) + 1) not in response.text
+
+
+def test_a_model_that_is_not_served_by_a_long_name(worded):
+    response = worded.get(f"/v1/models/{'x' * 50_000}")
+    refused(response, 404, "model", f"{'x' * 199}…' is not served here; 'tiny' is")
+    assert len(response.text) < 500
+
+
+def test_errors_of_any_origin_are_cut():
+    """Those of the engine and templates too, in whatever words."""
+    for error in (RequestError("a b " * 1000), ConfigError("1" * 5000), BusyError("word " * 900)):
+        message = problem_of(error).body()["error"]["message"]
+        assert message[:10] == str(error)[:10]
+        assert len(message) <= 210
+
+
+def test_a_million_faults_are_one_answer(worded, monkeypatch):
+    """What is wrong is told of the first; the others are not even collected."""
+    seen = []
+    monkeypatch.setattr(
+        bodies, "problem_of", lambda error: (seen.append(error), problem_of(error))[1]
+    )
+    many = 200_000
+    for body, param in (
+        ({"prompt": "a", **{f"x{at}": 1 for at in range(many)}}, "x0"),
+        ({"prompt": [1, *["a"] * many]}, "prompt"),
+        ({"prompt": [[1], ["a"] * many]}, "prompt"),
+        ({"prompt": "a", "logit_bias": {f"x{at}": "x" for at in range(many)}}, "logit_bias"),
+        ({"prompt": "a", "stop": [1] * many}, "stop"),
+        ({"messages": [1] * many}, "messages"),
+        ({"messages": [{"role": "user", "content": [1] * many}]}, "messages"),
+    ):
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        response = worded.ask(path, body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert seen.pop().error_count() < 10
+    assert (
+        worded.ask("/v1/completions", {"prompt": "a", "logit_bias": {"07": 1}}).status_code == 400
+    )
 
 
 def test_a_draining_server(hybrid):

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
 
 from outrider.config.run import ServerConfig
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
+from outrider.models.chat import ChatTemplate
+from outrider.models.tokenizer import Tokenizer
 from outrider.server.app import Service, application
 from outrider.server.listen import Listener, bind, settings
 from tests.exactness.targets import Letters, admission, engine
@@ -31,8 +35,66 @@ class ChatLetters(Letters):
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return super().decode(ids)
 
+    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
+        return self.decode([token_id]).encode()
+
+    def token_name(self, token_id: int) -> str:
+        return self.decode([token_id])
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return self.encode("".join(f"{m['role']}: {m['content']}\n" for m in messages))
+
+
+def byte_tokens() -> Tokenizer:
+    """96 tokens of byte-level BPE: parts of characters, words, an added token, special ones."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?()-"
+    parts = ["Ġ", "Ċ", "â", "Ĥ", "¬", "Ã", "©", "ð", "Ł", "ĺ", "Ģ"]
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("â", "Ĥ"), ("ð", "Ł")]
+    tokens = [*letters, *parts, *(left + right for left, right in merges)]
+    backend = Backend(models.BPE(vocab={t: at for at, t in enumerate(tokens)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return _finished(backend)
+
+
+def piece_tokens() -> Tokenizer:
+    """96 tokens as SentencePiece has them: spaces are letters, bytes a last resort."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in (0xE2, 0x82, 0xAC, 0xC3, 0xA9, 0x41, 0x0A)]
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?()-"
+    names = ["<unk>", *bytes_, "▁", *letters, "th", "the", "▁the", "▁▁", "é", "▁a"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "▁"), ("▁", "a")]
+    kind = {"byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>"}
+    vocab = {name: at for at, name in enumerate(names)}
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, **kind))
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens([AddedToken("<unk>", special=True)])
+    return _finished(backend)
+
+
+def _finished(backend: Backend) -> Tokenizer:
+    """With `<s>` in front, `</s>` as the end, and what else is missing to a vocabulary of 96."""
+    backend.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
+    missing = VOCAB - backend.get_vocab_size()
+    backend.add_tokens([AddedToken(f"<extra{at}>", normalized=False) for at in range(missing)])
+    start, end = backend.token_to_id("<s>"), backend.token_to_id("</s>")
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", start)]
+    )
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    source = (
+        "{% for m in messages %}{% if m.content == 'refuse' * 40000 %}"
+        "{{ raise_exception('no: ' + m.content) }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    return Tokenizer(
+        backend,
+        special_tokens=special,
+        end_tokens=[end],
+        template=ChatTemplate(source, special, "a test"),
+        origin="a test",
+    )
 
 
 @dataclass
@@ -78,10 +140,13 @@ class World:
 
 
 @contextmanager
-def running(stage, drafter=SuffixDrafter, *, chat=True, config=None, **limits) -> Iterator[World]:
+def running(
+    stage, drafter=SuffixDrafter, *, chat=True, config=None, tokenizer=None, **limits
+) -> Iterator[World]:
     """A server on `stage` while it is in use; nothing may be left on it."""
-    tokenizer = ChatLetters()
-    tokenizer.has_chat_template = chat
+    if tokenizer is None:
+        tokenizer = ChatLetters()
+        tokenizer.has_chat_template = chat
     own = engine(stage, drafter, tokenizer=tokenizer)
     own.prefixes = PrefixCache(stage, 1 << 28)
     scheduler = Scheduler(own, tokenizer, admission(**limits))

@@ -63,6 +63,8 @@ class ChatTokenizer(Tokenizer, Protocol):
     def has_chat_template(self) -> bool: ...
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes: ...
+    def token_name(self, token_id: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +155,8 @@ class Scheduler:
         return engine
 
     def speller(self, prompt: Sequence[int]) -> Callable[[int], str]:
-        """What gives the text of one token after the other behind a prompt, half characters held
-        back."""
+        """A function that gives the text of one token after the other from the end of a prompt on,
+        half characters held back."""
         text = Detokenizer(self.tokenizer, prompt[-TEXT_CONTEXT:])
         return lambda token: text.push((token,))
 
@@ -169,8 +171,20 @@ class Scheduler:
             )
         return request
 
+    def check_room(self, sequences: int) -> None:
+        """Raise RequestError for more sequences in one request than could ever be queued."""
+        limits = self.admission
+        if sequences > limits.max_sequences + limits.max_queue:
+            raise RequestError(
+                f"the request asks for {sequences} sequences (prompts times n), and the server "
+                f"holds {limits.max_sequences + limits.max_queue} at once: ask for fewer, or raise "
+                "server.max_sequences or server.max_queue."
+            )
+
     def submit(self, requests: Sequence[tuple[Prepared, Sink]]) -> list[Ticket]:
-        """Queue the sequences of one request, all or none; raises BusyError where that is full."""
+        """Queue the sequences of one request, all or none; raises BusyError where that is full,
+        and RequestError for more than `check_room` allows."""
+        self.check_room(len(requests))
         cost = self.admission.state_bytes
         tickets = [
             Ticket(request=request, sink=sink, size=cost(request.longest))

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -30,13 +30,15 @@ PREFILL_ID = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """What one commit added: text that became final, tokens, and who proposed each of them
-    (`target` for the target's own). Where `corrected`, the target's token replaces a draft."""
+    (`target` for the target's own). Where `corrected`, the target's token replaces a draft.
+    The first piece brings the log-probabilities of the prompt, where they were asked for."""
 
     text: str
     tokens: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     corrected: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +371,8 @@ def _first_token(
     counters.first_tokens = 1
     session.ledger.length = len(session.tokens) + 1
     _commit(session, Verdict(tokens=picked), logprobs)
+    if session.scores:
+        session.pieces[-1] = replace(session.pieces[-1], prompt_logprobs=tuple(session.scores))
 
 
 def _prompt_piece(session: Session, reply: Reply) -> Commit | None:

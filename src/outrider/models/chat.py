@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from outrider.errors import CheckpointError, RequestError
+from outrider.errors import CheckpointError, RequestError, shown
 from outrider.models.files import read_json_or_empty, read_text
 
 Message = Mapping[str, Any]
@@ -64,8 +64,8 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise RequestError(
-                f"The chat template in {self._origin} refused the messages ({error}): change their "
-                "roles, order or contents."
+                f"The chat template in {self._origin} refused the messages "
+                f"({shown(str(error))}): change their roles, order or contents."
             ) from None
 
 

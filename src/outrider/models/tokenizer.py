@@ -9,6 +9,7 @@ Clean-up of spaces on decoding is left out, since text must come out of tokens p
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from outrider.errors import CheckpointError, LengthError, RequestError
 from outrider.models.chat import ChatTemplate, Message, find_template
 from outrider.models.coverage import Coverage, find_coverage
 from outrider.models.files import read_json_or_empty
-from outrider.models.spelling import Spelling, find_spelling
+from outrider.models.spelling import Spelling, TokenBytes
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "vocab.txt")
@@ -45,8 +46,11 @@ class Tokenizer:
         self.end_tokens = frozenset(end_tokens)
         self.bos = _id(backend, special_tokens.get("bos_token"))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self.spelling = _spelling(backend)
         self._coverage = _coverage(backend)
+        added = backend.get_added_tokens_decoder()
+        self._special = {at: token.content for at, token in added.items() if token.special}
+        decoder = backend.decoder
+        self._spelling = Spelling.of(json.loads(decoder.__getstate__()) if decoder else None)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -106,6 +110,46 @@ class Tokenizer:
             )
         return str(token)
 
+    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
+        """The bytes that a token adds to the text of `decode`, parts of characters as they are.
+
+        All of a text's tokens joined are its UTF-8, with the space in front that some decoders
+        strip. Empty for ids that have no token and, with `skip_special`, for special tokens.
+        """
+        if token_id in self._special:
+            return b"" if skip_special else self._special[token_id].encode()
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._spelling is None:  # The decoder sets tokens apart: what a second one adds.
+            return self.decode([token_id] * 2)[len(self.decode([token_id])) :].encode()
+        return self._spelling.bytes_of(token)
+
+    @cached_property
+    def spelling(self) -> TokenBytes | None:
+        """The bytes of each token, special ones silent; None where texts are more than these."""
+        known = self._spelling
+        if known is None or known.strip is None:
+            return None
+        return TokenBytes(self.token_bytes, known.strip)
+
+    def token_name(self, token_id: int) -> str:
+        """A token's text as log-probabilities name it, no two tokens alike.
+
+        `bytes:\\xe2` for parts of characters, and for a token whose text is another's too (the byte
+        `<0x41>` beside the letter A); `token_id:7` for an id that has no token.
+        """
+        raw = self.token_bytes(token_id, skip_special=False)
+        if not raw:
+            return f"token_id:{token_id}"
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            return escaped(raw)
+        spelled = self._spelling.of_text(text) if self._spelling else text
+        owner = self._backend.token_to_id(spelled)
+        return text if owner in (None, token_id) else escaped(raw)
+
     def vocabulary(self) -> dict[int, str]:
         """Every id with its token as the vocabulary spells it, added tokens included."""
         tokens = self._backend.get_vocab(with_added_tokens=True)
@@ -150,18 +194,9 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, **options), add_special=False, most=most)
 
 
-def _spelling(backend: Backend) -> Spelling | None:
-    """The bytes of tokens, special ones silent; None where the decoder is of no known form."""
-    if backend.decoder is None:
-        return None
-    added = backend.get_added_tokens_decoder().values()
-    special = frozenset(token.content for token in added if token.special)
-
-    def name_of(token_id: int) -> str | None:
-        name = backend.id_to_token(token_id)
-        return None if name in special else name
-
-    return find_spelling(json.loads(backend.decoder.__getstate__()), name_of)
+def escaped(raw: bytes) -> str:
+    """Bytes as a name, in the form that OpenAI's log-probabilities have."""
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _read_backend(folder: Path) -> Backend:

@@ -1,65 +1,187 @@
-"""From events to the JSON that clients know, whole or in chunks."""
+"""From events to the JSON that clients know, whole or in chunks.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+Both are made of the same parts: a chunk holds one, a whole answer all of them joined.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.engine.scheduler import ChatTokenizer, GenerationResult, Piece, TokenLogprob
+from outrider.engine.scheduler import Event, GenerationResult, Piece, Scheduler, TokenLogprob
+from outrider.server.names import Names
+from outrider.server.places import Places, prompt_places
 from outrider.server.plan import Plan
 from outrider.telemetry.counters import merge, timings
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A token as log-probabilities tell it: its place in the text, and no entry for a prompt's
+    first token, which nothing was said of."""
+
+    token: int
+    entry: TokenLogprob | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one event adds to a choice. `opens` a choice, `result` ends it."""
+
+    text: str = ""
+    logprobs: Sequence[Scored] = ()
+    trace: Json | None = None
+    opens: bool = False
+    result: GenerationResult | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether no chunk is worth sending."""
+        wanted = self.opens or self.result or self.trace
+        return not (wanted or self.text or self.logprobs)
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """One sequence's answer as it grows.
+
+    `given` counts the characters of the text that became final. Tokens whose text did not, since
+    it may begin a stop string or a character is incomplete, wait (first for their place, then in
+    `held`), so that they are told with their text, or at the end of a text that was cut.
+    """
+
+    plan: Plan
+    index: int
+    scheduler: Scheduler
+    names: Names
+    given: int = 0
+    opened: bool = False
+    places: Places = field(default_factory=Places)
+    unplaced: deque[tuple[int, TokenLogprob | None]] = field(default_factory=deque)
+    held: deque[Scored] = field(default_factory=deque)
+    _spell: Callable[[int], str] | None = None
+
+    def take(self, event: Event) -> list[Part]:
+        """The parts that an event brings, empty ones left out."""
+        found = [] if self.opened or not isinstance(event, Piece) else [self._opening(event)]
+        if isinstance(event, GenerationResult):
+            found.append(self._end(event))
+        elif isinstance(event, Piece) and not self.plan.discards:
+            found.append(self._piece(event))
+        return [part for part in found if not part.empty]
+
+    def _opening(self, first: Piece) -> Part:
+        """The assistant's role, or the prompt given back."""
+        self.opened = True
+        plan, tokens = self.plan, self.plan.sequences[self.index].tokens
+        prompt = plan.prompts[self.index // plan.n]
+        self.given = self.places.length = len(prompt)
+        if not plan.echo:
+            return Part(opens=plan.kind == "chat")
+        if not plan.logprobs:
+            return Part(text=prompt, opens=True)
+        entries = (None, *first.prompt_logprobs)
+        offsets = prompt_places(self.scheduler, tokens, prompt)
+        scored = [
+            Scored(token=token, entry=entry, offset=offset)
+            for token, entry, offset in zip(tokens, entries, offsets, strict=True)
+        ]
+        return Part(text=prompt, logprobs=scored, opens=True)
+
+    def _piece(self, piece: Piece) -> Part:
+        plan = self.plan
+        self.given += len(piece.text)
+        if not (plan.logprobs or plan.trace):
+            return Part(text=piece.text)
+        texts, told = self._texts(piece), self._released()
+        trace = {
+            "tokens": list(piece.tokens),
+            "texts": texts,
+            "sources": list(piece.sources),
+            "corrected": piece.corrected,
+        }
+        return Part(
+            text=piece.text,
+            logprobs=told if plan.logprobs else (),
+            trace=trace if plan.trace else None,
+        )
+
+    def _texts(self, piece: Piece) -> list[str]:
+        """The text of each token, all of which are held from now on."""
+        if self._spell is None:
+            self._spell = self.scheduler.speller(self.plan.sequences[self.index].tokens)
+        entries = piece.logprobs or [None] * len(piece.tokens)
+        texts = []
+        for token, entry in zip(piece.tokens, entries, strict=True):
+            texts.append(self._spell(token))
+            self.unplaced.append((token, entry))
+            self._hold(self.places.add(bytes(self.names.bytes(token)), texts[-1]))
+        more = self.given - self.places.length
+        if texts and more > 0:  # The output ended in the midst of a character.
+            texts[-1] += piece.text[-more:]
+            self._hold(self.places.finish(piece.text[-more:]))
+        return texts
+
+    def _hold(self, places: Sequence[int]) -> None:
+        for place in places:
+            token, entry = self.unplaced.popleft()
+            self.held.append(Scored(token=token, entry=entry, offset=place))
+
+    def _released(self) -> list[Scored]:
+        """The tokens whose text is out."""
+        found = []
+        while self.held and self.held[0].offset <= self.given:
+            found.append(self.held.popleft())
+        return found
+
+    def _end(self, result: GenerationResult) -> Part:
+        self._hold(self.places.finish(""))
+        left = [replace(one, offset=min(one.offset, self.given)) for one in self.held]
+        self.held.clear()
+        return Part(result=result, logprobs=left if self.plan.logprobs else ())
 
 
 @dataclass(slots=True)
 class Answer:
-    """Puts the events of a plan's sequences into OpenAI's objects."""
+    """Puts the parts of a plan's choices into OpenAI's objects."""
 
     plan: Plan
-    tokenizer: ChatTokenizer
-    offsets: dict[int, int] = field(default_factory=dict)
+    names: Names
     results: dict[int, GenerationResult] = field(default_factory=dict)
 
-    def opening(self, index: int) -> Json:
-        """The first chunk of a choice: the assistant's role, or the prompt given back."""
-        if self.plan.kind == "chat":
-            return self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
-        return self._chunk(index, {"text": self._prompt(index)})
-
-    def piece(self, index: int, piece: Piece, texts: Sequence[str] | None) -> Json:
-        """The chunk of one piece; `texts` are those of its tokens, if they are to be told."""
-        shown: Json = {}
-        if self.plan.logprobs:
-            shown["logprobs"] = self._logprobs(index, piece.logprobs)
-        if texts is not None:
-            shown["trace"] = {
-                "tokens": list(piece.tokens),
-                "texts": list(texts),
-                "sources": list(piece.sources),
-                "corrected": piece.corrected,
-            }
-        return self._chunk(index, self._content(piece.text) | shown)
-
-    def end(self, index: int, result: GenerationResult) -> Json:
-        """The last chunk of a choice, with its figures."""
-        self.results[index] = result
-        shown = self._content("") | {"finish_reason": result.finish_reason}
-        chunk = self._chunk(index, shown)
-        return chunk | {"timings": result.timings, "seed": result.seed}
+    def chunk(self, index: int, part: Part) -> Json:
+        """A part as a chunk of a stream; the last one of a choice has its figures."""
+        shown: Json = {"index": index, "logprobs": None, "finish_reason": None}
+        shown |= self._delta(part)
+        if part.logprobs:
+            shown["logprobs"] = self._logprobs([part])
+        if part.trace:
+            shown["trace"] = part.trace
+        chunk = self._head(streamed=True) | {"choices": [shown]}
+        if self.plan.include_usage:
+            chunk["usage"] = None
+        if part.result is None:
+            return chunk
+        self.results[index] = part.result
+        shown["finish_reason"] = self._reason(part.result)
+        return chunk | {"timings": part.result.timings, "seed": part.result.seed}
 
     def usage_chunk(self) -> Json:
-        """The chunk behind all others, where it was asked for."""
+        """The chunk after all others, where it was asked for."""
         return self._head(streamed=True) | {"choices": [], "usage": self.usage()}
 
-    def whole(self) -> Json:
-        """The answer in one piece, once all sequences have ended."""
-        results = [self.results[index] for index in range(len(self.plan.sequences))]
-        total = merge([result.counters for result in results])
+    def whole(self, choices: Sequence[Sequence[Part]]) -> Json:
+        """The answer in one piece from the parts of each choice, the last of them its result."""
+        shown = [self._choice(index, parts) for index, parts in enumerate(choices)]
+        results = [self.results[index] for index in range(len(choices))]
+        total = timings(merge([result.counters for result in results]))
         return self._head(streamed=False) | {
-            "choices": [self._choice(index, result) for index, result in enumerate(results)],
+            "choices": shown,
             "usage": self.usage(),
-            "timings": timings(total),
+            "timings": results[0].timings | total,
             "seed": results[0].seed,
         }
 
@@ -77,28 +199,32 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": reused},
         }
 
-    def _choice(self, index: int, result: GenerationResult) -> Json:
-        text = "" if self.plan.discards else result.text
-        logprobs = None
-        if self.plan.logprobs:
-            entries = () if self.plan.discards else result.logprobs
-            logprobs = self._logprobs(index, entries, result)
-        shown: Json = {"index": index, "logprobs": logprobs, "finish_reason": result.finish_reason}
+    def _choice(self, index: int, parts: Sequence[Part]) -> Json:
+        result = parts[-1].result
+        assert result is not None
+        self.results[index] = result
+        text = "".join(part.text for part in parts)
+        shown: Json = {
+            "index": index,
+            "logprobs": self._logprobs(parts) if self.plan.logprobs else None,
+            "finish_reason": self._reason(result),
+        }
+        if self.plan.trace:
+            shown["trace"] = [part.trace for part in parts if part.trace]
         if self.plan.kind == "chat":
             return shown | {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return shown | {"text": (self._prompt(index) if self.plan.echo else "") + text}
+        return shown | {"text": text}
 
-    def _prompt(self, index: int) -> str:
-        return self.plan.prompts[index // self.plan.n]
+    def _reason(self, result: GenerationResult) -> str:
+        """Why a choice ended; a token that is not shown is no reason."""
+        return "length" if self.plan.discards else result.finish_reason
 
-    def _content(self, text: str) -> Json:
+    def _delta(self, part: Part) -> Json:
         if self.plan.kind == "text":
-            return {"text": text}
-        return {"delta": {"content": text} if text else {}}
-
-    def _chunk(self, index: int, shown: Json) -> Json:
-        choice = {"index": index, "logprobs": None, "finish_reason": None} | shown
-        return self._head(streamed=True) | {"choices": [choice]}
+            return {"text": part.text}
+        if part.opens:
+            return {"delta": {"role": "assistant", "content": ""}}
+        return {"delta": {"content": part.text} if part.text else {}}
 
     def _head(self, *, streamed: bool) -> Json:
         suffix = ".chunk" if streamed else ""
@@ -106,45 +232,27 @@ class Answer:
         plan = self.plan
         return {"id": plan.id, "object": kind, "created": plan.created, "model": plan.model}
 
-    def _logprobs(
-        self,
-        index: int,
-        entries: Sequence[TokenLogprob],
-        whole: GenerationResult | None = None,
-    ) -> Json:
+    def _logprobs(self, parts: Iterable[Part]) -> Json:
+        scored = [one for part in parts for one in part.logprobs]
         if self.plan.kind == "chat":
-            return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
-        echoed = whole is not None and self.plan.echo
-        prompt = self.plan.sequences[index].tokens if echoed else ()
-        scores = whole.prompt_logprobs if whole is not None and echoed else ()
-        known: list[TokenLogprob | None] = [*(None for _ in prompt[:1]), *scores, *entries]
-        tokens = [*prompt, *(entry.token for entry in entries)]
-        texts = [self._token(token) for token in tokens]
-        start = self.offsets.get(index, 0 if echoed else len(self._prompt(index)))
-        offsets = [start + len("".join(texts[:place])) for place in range(len(texts))]
-        self.offsets[index] = start + len("".join(texts))
+            content = [self._chat_entry(one.entry) for one in scored if one.entry]
+            return {"content": content, "refusal": None}
         return {
-            "tokens": texts,
-            "token_logprobs": [entry.logprob if entry else None for entry in known],
-            "top_logprobs": [self._top(entry) if entry else None for entry in known],
-            "text_offset": offsets,
+            "tokens": [self.names.name(one.token) for one in scored],
+            "token_logprobs": [one.entry.logprob if one.entry else None for one in scored],
+            "top_logprobs": [self._top(one.entry) if one.entry else None for one in scored],
+            "text_offset": [one.offset for one in scored],
         }
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The alternatives by text; the chosen token is among them even if it is none."""
-        top = {self._token(token): logprob for token, logprob in entry.top}
-        return top | {self._token(entry.token): entry.logprob}
+        """The alternatives by name; the chosen token is among them even if it is none."""
+        top = {name: logprob for name, _, logprob in self.names.alternatives(entry)}
+        return top | {self.names.name(entry.token): entry.logprob}
 
     def _chat_entry(self, entry: TokenLogprob) -> Json:
-        top = [self._spelled(token, logprob) for token, logprob in entry.top]
-        return self._spelled(entry.token, entry.logprob) | {"top_logprobs": top}
+        chosen = self._spelled(self.names.name(entry.token), entry.token, entry.logprob)
+        top = [self._spelled(*alternative) for alternative in self.names.alternatives(entry)]
+        return chosen | {"top_logprobs": top}
 
-    def _spelled(self, token: int, logprob: float) -> Json:
-        text = self._token(token)
-        raw = None if text == f"token_id:{token}" else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": raw}
-
-    def _token(self, token: int) -> str:
-        """A token's text; one that is no whole character is named by its id, to stay distinct."""
-        text = self.tokenizer.decode([token], skip_special=False)
-        return f"token_id:{token}" if UNFINISHED in text or not text else text
+    def _spelled(self, name: str, token: int, logprob: float) -> Json:
+        return {"token": name, "logprob": logprob, "bytes": self.names.bytes(token)}

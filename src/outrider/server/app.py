@@ -25,9 +25,10 @@ from outrider.server.exchange import Exchange, Message, Receive, Send
 from outrider.server.gate import Gate
 from outrider.server.memory import give_back
 from outrider.server.metrics import Metrics
+from outrider.server.names import Names
 from outrider.server.openapi import description
 from outrider.server.plan import Maker, Plan
-from outrider.server.problems import Problem, problem_of
+from outrider.server.problems import Problem, problem_of, unknown_model
 
 LOG = logging.getLogger(__name__)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,6 +55,10 @@ class Service:
     model: str
     metrics: Metrics = field(default_factory=Metrics)
     lane: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    names: Names = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = Names(self.scheduler.tokenizer)
 
     async def complete(self, request: Request, planner: Planner) -> Response | Exchange:
         """Check, plan and run a request; the engine is asked only once all of it is well."""
@@ -65,7 +70,8 @@ class Service:
         plan = await self._plan(planner, maker, data)
         if config.log_prompts:
             LOG.info("%s %s", plan.id, data.decode(errors="replace"))
-        return Exchange(plan, self.scheduler, self.metrics, config.request_seconds)
+        seconds = config.request_seconds
+        return Exchange(plan, self.scheduler, self.metrics, self.names, seconds)
 
     async def chat(self, request: Request) -> Response | Exchange:
         return await self.complete(request, Maker.chat)
@@ -76,6 +82,13 @@ class Service:
     async def models(self, request: Request) -> Response:
         access.owner(request, self.config.keys())
         return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def one_model(self, request: Request) -> Response:
+        access.owner(request, self.config.keys())
+        name = request.path_params["model"]
+        if name != self.model:
+            raise unknown_model(name, self.model)
+        return JSONResponse(self._model())
 
     async def health(self, request: Request) -> Response:
         del request
@@ -159,14 +172,15 @@ def application(service: Service) -> Starlette:
     posts = (("/v1/chat/completions", service.chat), ("/v1/completions", service.completion))
     gets = (
         ("/v1/models", service.models),
+        ("/v1/models/{model:path}", service.one_model),
         ("/health", service.health),
         ("/metrics", service.figures),
         ("/openapi.json", service.openapi),
         ("/", service.page),
     )
     routes = [
-        *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts],
-        *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets],
+        *[Route(path, Endpoint(service, path, ask), methods=["POST"]) for path, ask in posts],
+        *[Route(path, Endpoint(service, path, ask), methods=["GET"]) for path, ask in gets],
     ]
     return Starlette(
         routes=routes,
@@ -193,9 +207,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path as an ASGI application: problems become answers, and every answer is counted."""
+    """One path as an ASGI application: problems become answers, and every answer is counted.
+
+    `path` is as routed, so that what clients put into it makes no figure of its own.
+    """
 
     service: Service
+    path: str
     handler: Callable[[Request], Awaitable[Response | Exchange]]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -213,13 +231,14 @@ class Endpoint:
             await self._fail(error, bool(statuses), scope, receive, counted)
         finally:
             status = str(statuses[0]) if statuses else "client left"
-            self.service.metrics.requests.labels(scope["path"], status).inc()
+            path = self.path.replace(":path", "")
+            self.service.metrics.requests.labels(path, status).inc()
 
     async def _fail(
         self, error: Exception, begun: bool, scope: Message, receive: Receive, send: Send
     ) -> None:
         problem = problem_of(error)
         if problem.status >= 500:
-            LOG.error("%s failed", scope["path"], exc_info=error)
+            LOG.error("%s failed", self.path, exc_info=error)
         if not begun:
             await problem.response()(scope, receive, send)

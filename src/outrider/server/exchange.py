@@ -1,13 +1,13 @@
 """One HTTP request from its plan to its last byte, whatever its client does meanwhile."""
 
 import asyncio
-import json
 import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterable,
     MutableMapping,
     Sequence,
 )
@@ -15,10 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+
 from outrider.engine.scheduler import Event, GenerationResult, Piece, Scheduler
 from outrider.errors import OutriderError
-from outrider.server.answers import Answer
+from outrider.server import writing
+from outrider.server.answers import Answer, Choice, Part
 from outrider.server.metrics import Metrics
+from outrider.server.names import Names
 from outrider.server.plan import Plan
 from outrider.server.problems import Problem, problem_of
 
@@ -27,6 +31,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 DONE = b"data: [DONE]\n\n"
+AT_ONCE = 32
+"""Events whose chunks are made in the event loop: more of them would hold up other requests."""
 
 
 @dataclass(slots=True)
@@ -36,6 +42,7 @@ class Exchange:
     plan: Plan
     scheduler: Scheduler
     metrics: Metrics
+    names: Names
     seconds: float
     _queue: asyncio.Queue[tuple[int, Event]] = field(default_factory=asyncio.Queue)
 
@@ -103,88 +110,95 @@ class Exchange:
     async def _whole(
         self, first: Sequence[tuple[int, Event]], events: AsyncIterator[Any], send: Send
     ) -> None:
-        answer = Answer(self.plan, self.scheduler.tokenizer)
-        _collect(answer, first)
+        choices, taken = Choices(self.plan, self.scheduler, self.names), list(first)
         async for found in events:
-            _collect(answer, found)
-        body = json.dumps(answer.whole(), ensure_ascii=False).encode()
+            taken += found
+        parts = await run_in_threadpool(choices.whole, taken)
+        size = sum(map(len, parts))
         headers = [
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
+            (b"content-length", str(size).encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await _push(send, parts)
+        await send({"type": "http.response.body", "body": b""})
 
     async def _stream(
         self, first: Sequence[tuple[int, Event]], events: AsyncIterator[Any], send: Send
     ) -> None:
-        stream = Stream(Answer(self.plan, self.scheduler.tokenizer), self.scheduler)
+        choices = Choices(self.plan, self.scheduler, self.names)
         await send({"type": "http.response.start", "status": 200, "headers": SSE})
         try:
-            await _push(send, stream.opening() + stream.chunks(first))
+            await self._pass_on(choices, first, send)
             async for found in events:
-                await _push(send, stream.chunks(found))
-            last = stream.closing()
+                await self._pass_on(choices, found, send)
+            last = choices.closing()
         except (OutriderError, Problem) as error:
-            last = _sse(problem_of(error).body())
+            last = b"".join(writing.event(problem_of(error).body()))
         await send({"type": "http.response.body", "body": last})
+
+    async def _pass_on(
+        self, choices: "Choices", found: Sequence[tuple[int, Event]], send: Send
+    ) -> None:
+        """Send the chunks of some events, many at a time or long ones from another thread."""
+        for start in range(0, len(found), AT_ONCE):
+            some = found[start : start + AT_ONCE]
+            if len(found) > AT_ONCE or any(map(_long, some)):
+                await _push(send, await run_in_threadpool(choices.chunks, some))
+            else:
+                await _push(send, choices.chunks(some))
 
 
 @dataclass(slots=True)
-class Stream:
-    """Server-sent events of one answer."""
+class Choices:
+    """The choices of one answer as bytes: in chunks, or whole."""
 
-    answer: Answer
+    plan: Plan
     scheduler: Scheduler
-    spelling: dict[int, Callable[[int], str]] = field(default_factory=dict)
+    names: Names
+    _answer: Answer = field(init=False)
+    _choices: list[Choice] = field(init=False)
 
-    def opening(self) -> bytes:
-        """What precedes all pieces."""
-        plan = self.answer.plan
-        wanted = plan.kind == "chat" or plan.echo
-        count = len(plan.sequences) if wanted else 0
-        return b"".join(_sse(self.answer.opening(index)) for index in range(count))
+    def __post_init__(self) -> None:
+        self._answer = Answer(self.plan, self.names)
+        self._choices = [
+            Choice(plan=self.plan, index=index, scheduler=self.scheduler, names=self.names)
+            for index in range(len(self.plan.sequences))
+        ]
 
-    def chunks(self, found: Sequence[tuple[int, Event]]) -> bytes:
-        """The chunks of some events."""
-        return b"".join(_sse(chunk) for index, event in found for chunk in self._of(index, event))
+    def chunks(self, found: Iterable[tuple[int, Event]]) -> list[bytes]:
+        """Server-sent events of some events, in parts."""
+        return [
+            part
+            for index, event in found
+            for taken in self._choices[index].take(event)
+            for part in writing.event(self._answer.chunk(index, taken))
+        ]
 
     def closing(self) -> bytes:
-        """What follows all pieces."""
-        usage = _sse(self.answer.usage_chunk()) if self.answer.plan.include_usage else b""
-        return usage + DONE
+        """What follows all chunks."""
+        wanted = self._answer.plan.include_usage
+        return b"".join(writing.event(self._answer.usage_chunk()) if wanted else []) + DONE
 
-    def _of(self, index: int, event: Event) -> list[dict[str, Any]]:
-        if isinstance(event, GenerationResult):
-            return [self.answer.end(index, event)]
-        if not isinstance(event, Piece) or self.answer.plan.discards:
-            return []
-        if not (event.text or self.answer.plan.logprobs or self.answer.plan.trace):
-            return []
-        return [self.answer.piece(index, event, self._texts(index, event))]
-
-    def _texts(self, index: int, piece: Piece) -> list[str] | None:
-        plan = self.answer.plan
-        if not plan.trace:
-            return None
-        if index not in self.spelling:
-            self.spelling[index] = self.scheduler.speller(plan.sequences[index].tokens)
-        return [self.spelling[index](token) for token in piece.tokens]
+    def whole(self, found: Iterable[tuple[int, Event]]) -> list[bytes]:
+        """The whole answer from all events, in parts."""
+        parts: list[list[Part]] = [[] for _ in self._choices]
+        for index, event in found:
+            parts[index] += self._choices[index].take(event)
+        return writing.parts(self._answer.whole(parts))
 
 
-def _collect(answer: Answer, found: Sequence[tuple[int, Event]]) -> None:
-    for index, event in found:
-        if isinstance(event, GenerationResult):
-            answer.results[index] = event
+def _long(event: tuple[int, Event]) -> bool:
+    """Whether an event brings the log-probabilities of a prompt, which may be many."""
+    return isinstance(event[1], Piece) and bool(event[1].prompt_logprobs)
 
 
-def _sse(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
-
-
-async def _push(send: Send, body: bytes) -> None:
-    if body:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+async def _push(send: Send, parts: Sequence[bytes]) -> None:
+    """Send what there is: short parts together, long ones one by one."""
+    if sum(map(len, parts)) < writing.PART:
+        parts = [b"".join(parts)]
+    for part in filter(None, parts):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def _gone(receive: Receive) -> None:

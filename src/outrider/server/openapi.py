@@ -24,6 +24,14 @@ ERROR: dict[str, Any] = {
         }
     },
 }
+MODEL_NAME: dict[str, Any] = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "description": "The model's name; slashes in it may stand as they are.",
+    "schema": {"type": "string"},
+}
+OPEN: dict[str, Any] = {"statuses": ("503",), "open_to_all": True}
 STATUSES = {
     "400": "A field, its value or the JSON is wrong; the error names it.",
     "401": "No valid API key.",
@@ -47,9 +55,15 @@ def description(guarded: bool) -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _post("Chat", "Continue a conversation.")},
             "/v1/completions": {"post": _post("Completion", "Continue prompts.")},
-            "/v1/models": {"get": _get("The served model.")},
-            "/health": {"get": _get("Whether the server takes requests.")},
-            "/metrics": {"get": _get("Figures for Prometheus.", "text/plain")},
+            "/v1/models": {"get": _get("The served model, in a list.", statuses=("401",))},
+            "/v1/models/{model}": {
+                "get": _get("The served model.", statuses=("401", "404")),
+                "parameters": [MODEL_NAME],
+            },
+            "/health": {"get": _get("Whether requests are taken, how many run and wait.", **OPEN)},
+            "/metrics": {"get": _get("Figures for Prometheus.", "text/plain", **OPEN)},
+            "/openapi.json": {"get": _get("This description.", open_to_all=True)},
+            "/": {"get": _get("A page to try the server.", "text/html", open_to_all=True)},
         },
         "components": {"schemas": {**schemas["$defs"], "Error": ERROR}},
     }
@@ -59,9 +73,17 @@ def description(guarded: bool) -> dict[str, Any]:
     return document
 
 
-def _get(text: str, kind: str = "application/json") -> dict[str, Any]:
+def _get(
+    text: str,
+    kind: str = "application/json",
+    *,
+    statuses: tuple[str, ...] = (),
+    open_to_all: bool = False,
+) -> dict[str, Any]:
+    """A path that is read; `open_to_all`: no key is asked for, whatever the others ask."""
     answers = {"200": {"description": text, "content": {kind: {}}}}
-    return {"summary": text, "responses": answers | _refusals("401", "403", "503")}
+    found = {"summary": text, "responses": answers | _refusals("403", *statuses)}
+    return found | ({"security": []} if open_to_all else {})
 
 
 def _post(name: str, text: str) -> dict[str, Any]:

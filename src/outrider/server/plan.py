@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from outrider.engine.scheduler import Prepared, Scheduler
+from outrider.errors import shown
 from outrider.sampling.params import SamplingParams
-from outrider.server.bodies import Chat, Common, Completion, Speculative
-from outrider.server.problems import Problem
+from outrider.server.bodies import DEFAULT_TOKENS, Chat, Common, Completion, Speculative
+from outrider.server.problems import Problem, unknown_model
 
 SAMPLED = (
     "temperature",
@@ -27,7 +28,7 @@ SAMPLED = (
 class Plan:
     """One HTTP request: its sequences, `n` for each prompt, and what its answer shows.
 
-    `echoed`: the prompts' texts, where they are given back. `discards`: nothing was to be
+    `prompts`: their texts, where they are given back or counted in. `discards`: nothing was to be
     generated, so that the one token that is must not be shown.
     """
 
@@ -57,7 +58,8 @@ class Maker:
     def completion(self, data: bytes) -> Plan:
         """Plan `POST /v1/completions`; raises what `problem_of` knows."""
         body = Completion.read(data)
-        nothing = body.max_tokens == 0
+        most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+        nothing = most == 0
         if nothing and not body.echo:
             raise Problem(
                 400, "max_tokens: 0 generates nothing: use 1 or more.", None, "max_tokens"
@@ -66,14 +68,14 @@ class Maker:
         prompts = _prompts(body.prompt)
         sampling = self._sampling(body, body.logprobs)
         sequences = self._sequences(
-            body, prompts, sampling, max_tokens=body.max_tokens or 1, score_prompt=scores
+            body, prompts, sampling, max_tokens=max(most, 1), score_prompt=scores
         )
-        shown = body.echo or body.logprobs is not None
+        told = body.echo or body.logprobs is not None
         return self._plan(
             body,
             "text",
             sequences,
-            prompts=tuple(map(self._text, prompts)) if shown else ("",) * len(prompts),
+            prompts=tuple(map(self._text, prompts)) if told else ("",) * len(prompts),
             logprobs=body.logprobs is not None,
             echo=bool(body.echo),
             discards=nothing,
@@ -127,6 +129,7 @@ class Maker:
         **options: Any,
     ) -> list[Prepared]:
         self._check_model(body.model)
+        self.scheduler.check_room(len(prompts) * (body.n or 1))
         speculative = body.speculative or Speculative()
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
         found = []
@@ -166,13 +169,8 @@ class Maker:
         )
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self.model):
-            raise Problem(
-                404,
-                f"model: {name!r} is not served here; {self.model!r} is.",
-                "model_not_found",
-                "model",
-            )
+        if name is not None and name != self.model:
+            raise unknown_model(name, self.model)
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self.scheduler.tokenizer.decode(prompt)
@@ -193,6 +191,8 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token(key: str) -> int:
-    if key.isascii() and key.isdigit() and len(key) < 12:
+    if key.isascii() and key.isdigit() and len(key) < 12 and str(int(key)) == key:
         return int(key)
-    raise Problem(400, f"logit_bias: {key!r} is not a token id.", "invalid_value", "logit_bias")
+    raise Problem(
+        400, f"logit_bias: {shown(key)!r} is not a token id.", "invalid_value", "logit_bias"
+    )

@@ -1,5 +1,9 @@
-"""Refusals and failures as clients see them: OpenAI's error object, and never a stack trace."""
+"""Refusals and failures as clients see them: OpenAI's error object, and never a stack trace.
 
+What a client sent comes back in 200 letters at most, whichever way it came into a message.
+"""
+
+import re
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -14,7 +18,17 @@ from outrider.errors import (
     LengthError,
     OutriderError,
     RequestError,
+    shown,
 )
+
+LONG_WORD = re.compile(r"[^\s'\"()]{201,}")
+MOST_LETTERS = 600
+"""No sentence of the server's own is longer."""
+KEPT_FRONT, KEPT_END = 120, 80
+
+
+class UnknownField(ValueError):
+    """A field that no model of a body has; its text is the field's name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,15 +47,29 @@ class Problem(Exception):
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         return {
             "error": {
-                "message": self.message,
+                "message": _cut(self.message),
                 "type": kind,
-                "param": self.param,
+                "param": self.param and shown(self.param),
                 "code": self.code,
             }
         }
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def unknown_model(name: str, served: str) -> Problem:
+    """The answer to a name of a model that is not served."""
+    told = f"model: {shown(name)!r} is not served here; {shown(served)!r} is."
+    return Problem(404, told, "model_not_found", "model")
+
+
+def _cut(message: str) -> str:
+    """A message without what no sentence of the server's own would hold."""
+    message = LONG_WORD.sub(lambda word: shown(word[0]), message)
+    if len(message) <= MOST_LETTERS:
+        return message
+    return f"{message[:KEPT_FRONT]}… …{message[-KEPT_END:]}"
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -73,19 +101,21 @@ def _invalid(error: ValidationError) -> Problem:
 
     Where a field has several types, a fault within one says more than not being the others.
     """
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    faults = error.errors(include_url=False, include_input=False)
     first = next((one for one in faults if not one["type"].endswith("_type")), faults[0])
     if first["type"] == "json_invalid":
         return Problem(400, f"the body is not valid JSON: {first['msg']}.", "invalid_json")
     # Pydantic puts the type that it tried between the names.
     names = [
-        str(part)
+        shown(str(part))
         for part in first["loc"]
         if isinstance(part, int) or (part.isidentifier() and part != "str")
     ]
-    field_name = names[0] if names else None
-    if first["type"] == "extra_forbidden":
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UnknownField):
+        names.append(shown(str(cause)))
         told = f"{'.'.join(names)} is not a field that this server knows: leave it out."
-        return Problem(400, told, "unknown_field", field_name)
+        return Problem(400, told, "unknown_field", names[0])
+    field_name, place = (names[0] if names else None), ".".join(names)
     said = first["msg"].removeprefix("Value error, ")
-    return Problem(400, f"{'.'.join(names) or 'the body'}: {said}.", "invalid_value", field_name)
+    return Problem(400, f"{place or 'the body'}: {said}.", "invalid_value", field_name)
