@@ -5,9 +5,9 @@ import statistics
 
 from tests.architecture.source import Source, functions, sources
 
-MOST_LINES_IN_A_FILE = 400
+MOST_LINES_IN_A_FILE = 600
 MOST_LINES_IN_A_FUNCTION = 60
-MOST_LINES_IN_ALL = 18_420
+MOST_LINES_IN_ALL = 19_500
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -170,6 +170,7 @@ def test_a_slow_drift_that_brackets_hide_is_found_over_the_repeats(world):
     ("drafter", "fault", "gate"),
     [
         ({"silent": 1}, None, "drafts were verified"),
+        ({"broken": 3}, None, "drafts were verified"),
         ({"name": "ngram-cache"}, None, "the drafter is the one asked for"),
         ({}, lambda rows, place: int(rows > 1 and place == 20), "same output as plain decoding"),
     ],

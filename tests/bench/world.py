@@ -128,12 +128,14 @@ class ScriptedStage:
 
 @dataclass
 class ScriptedDrafter:
-    """Knows the text; the draft at place `wrong` is wrong; every `silent`-th round it is silent."""
+    """Knows the text; the draft at place `wrong` is wrong; every `silent`-th round it is silent,
+    and in its round `broken` it fails."""
 
     world: World
     name: str = "suffix"
     wrong: int | None = None
     silent: int = 0
+    broken: int | None = None
     known: Callable[[int], int] = text
     rounds: int = 0
     needs: Needs = NO_NEEDS
@@ -142,6 +144,8 @@ class ScriptedDrafter:
         self.world.run_draft()
         self.world.spend(0 if self.rounds else self.world.opening)
         self.rounds += 1
+        if self.rounds == self.broken:
+            raise RuntimeError("planted")
         if self.silent and self.rounds % self.silent == 0:
             return None
         tokens = [self.known(len(context) + place) for place in range(budget)]

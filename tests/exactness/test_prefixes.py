@@ -83,3 +83,41 @@ def test_output_and_drafts_equal_those_of_a_fresh_run(makers, name, monkeypatch)
     assert reused == [0, 192, 256, 0 if name in ("mtp", "dflash") else 192]
     assert found.counters.proposed > found.counters.accepted
     assert found.counters.accepted > 0 or name == "draft"
+
+
+@pytest.mark.parametrize("name", ["dflash", "mtp"])
+def test_a_prefix_larger_than_the_cache_leaves_the_others_there(makers, name):
+    """It is not even copied."""
+    target, drafters = makers
+    stage = LocalStage(target, "log", 8, make_picker)
+    own = engine(stage, drafters[name], width=8, budget=4)
+    own.prefixes = cache = PrefixCache(stage, 1 << 30)
+    generate(own, FIRST[:100], {}, 4)
+    cache._max_bytes = small = cache.bytes
+    assert cache.held == 1
+    copies, keep = [], stage.keep
+    stage.keep = lambda *given: (copies.append(given), keep(*given))[1]
+    large = random_tokens(450, seed=9)
+    expected = generate(engine(LocalStage(target, "log", 8, make_picker), None), large, {}, 8)
+    for _ in range(2):
+        found = generate(own, large, {}, 8)
+        assert found.result.token_ids == expected.result.token_ids
+        assert found.counters.reused == 0
+    assert copies == []
+    assert (cache.held, cache.bytes) == (1, small)
+    again = generate(own, [*FIRST[:100], *FIRST[:9]], {}, 4)
+    assert again.counters.reused == 64
+
+
+def test_a_drafter_too_large_for_the_cache_leaves_the_prefix_there(makers):
+    target, drafters = makers
+    stage = LocalStage(target, "log", 8, make_picker)
+    own = engine(stage, drafters["draft"], width=8, budget=4)
+    own.prefixes = cache = PrefixCache(stage, 1 << 30)
+    request = own.begin(own.prepare(FIRST, max_tokens=8))
+    own.step()
+    cache._max_bytes = cache.bytes  # the target's part alone
+    assert len(list(request)) > 0
+    (kept,) = cache._kept.values()
+    assert kept.drafter is None
+    assert generate(own, [*FIRST, *FIRST[:9]], {}, 8).counters.reused == 192

@@ -89,6 +89,7 @@ def test_timings_are_the_agreed_keys_and_json():
         "rollback_checkpoint_n",
         "rollback_ms",
         "draft_rollback_ms",
+        "drafter_faults",
         "draft_ms",
         "verify_ms",
         "exact",

@@ -67,11 +67,13 @@ def same_output(differences: Sequence[Difference], compared: int) -> Gate:
 
 
 def drafts_verified(counters: Counters) -> Gate:
-    """At least one draft was judged by the target."""
-    state: State = "passed" if counters.verified else "failed"
+    """At least one draft was judged by the target, and no drafter failed on the way."""
+    state: State = "passed" if counters.verified and not counters.drafter_faults else "failed"
     detail = f"{counters.verified} drafts verified in {counters.windows_judged} passes"
     if not counters.verified:
         detail += ": the drafter never fired, so nothing would be measured but its cost"
+    if counters.drafter_faults:
+        detail += f"; {counters.drafter_faults} drafters failed, and the rest was decoded plainly"
     return Gate(name="drafts were verified", state=state, detail=detail)
 
 

@@ -308,7 +308,7 @@ class Engine:
             return True
         self._close_on_stage(session.id)
         if session.drafter is not None:
-            session.drafter.close()
+            self._quietly(session.drafter.close)
         session.drafter = self._drafter(session, request)
         return False
 
@@ -456,12 +456,14 @@ class Engine:
                 self._quietly(part.close)
 
     def _close_on_stage(self, number: int) -> None:
-        """Close a session there; where that fails, it is tried again, at once and with the next
-        one, so that no state is left behind."""
-        self._to_close.append(number)
-        for one in (*self._to_close, number):
-            if one in self._to_close and self._quietly(partial(self.stage.close, one)):
-                self._to_close.remove(one)
+        """Close a session there; where that fails, it is tried again at once, and once more with
+        the next one, so that no state is left behind."""
+        again, self._to_close = self._to_close, []
+        for one in again:
+            self._quietly(partial(self.stage.close, one))
+        close = partial(self.stage.close, number)
+        if not (self._quietly(close) or self._quietly(close)):
+            self._to_close.append(number)
 
     def _quietly(self, close: Callable[[], None]) -> bool:
         """Free something; a failure is logged, since nobody's request is to end with it."""

@@ -35,31 +35,37 @@ def step(
     Returns the sessions whose state on the stage is lost: close each there and `restart` it.
     """
     live = _in_turn(sessions.values())
-    for session in live:
-        if not session.has_prompt and not session.prefilling:
-            _issue(session, stage)
-    for session, window in _prompts(live, prompt_rows):
-        _submit(session, window, stage)
     try:
+        for session in live:
+            if not session.has_prompt and not session.prefilling:
+                _issue(session, stage)
+        for session, window in _prompts(live, prompt_rows):
+            _submit(session, window, stage)
         replies = stage.poll()
     except Exception as error:
         return _lost(sessions.values(), error)
     for reply in replies:
-        session = sessions[reply.session]
-        if not session.done:
-            _take(session, reply, stage)
+        owner = sessions.get(reply.session)
+        if owner is not None and not owner.done:
+            _take(owner, reply, stage)
     return []
 
 
 def _issue(session: Session, stage: Stage) -> None:
-    """Send the windows of one session that can be sent now."""
+    """Send the windows of one session that can be sent now; raises what the stage fails with."""
+    windows = fill(session)
+    while (window := _next(session, windows)) is not None:
+        _submit(session, window, stage)
+        if session.done or stage.replied:
+            return  # What a reply says may change what is worth drafting.
+
+
+def _next(session: Session, windows: Iterator[Window]) -> Window | None:
     try:
-        for window in fill(session):
-            _submit(session, window, stage)
-            if session.done or stage.replied:
-                break  # What a reply says may change what is worth drafting.
+        return next(windows, None)
     except Exception as error:
         fail(session, error)
+        return None
 
 
 def _submit(session: Session, window: Window, stage: Stage) -> None:

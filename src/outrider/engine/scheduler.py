@@ -306,7 +306,10 @@ class Scheduler:
             asked, self._shared.asked = self._shared.asked, []
         for one in asked:
             if one.set_running_or_notify_cancel():
-                one.set_result(self._count())
+                try:
+                    one.set_result(self._count())
+                except Exception as error:
+                    one.set_exception(error)
 
     def _count(self) -> Snapshot:
         shared, prefixes = self._shared, self.engine.prefixes
@@ -355,15 +358,22 @@ class Scheduler:
         engine = self.engine
         engine.step(self.admission.prompt_rows if engine.decoding else PREFILL_ROWS)
         for ticket in list(self._shared.running):
-            generation = ticket.generation
-            assert generation is not None
-            for piece in generation.take():
-                _tell(ticket, piece)
-            if generation.fault is not None:
-                self._end(ticket, _told(generation.fault))
-            elif generation.done:
-                self._remakes = 0
-                self._end(ticket, generation.result)
+            try:
+                self._hand_out(ticket)
+            except Exception as error:
+                self._end(ticket, _told(error))
+
+    def _hand_out(self, ticket: Ticket) -> None:
+        """Tell a caller what the pass brought its request."""
+        generation = ticket.generation
+        assert generation is not None
+        for piece in generation.take():
+            _tell(ticket, piece)
+        if generation.fault is not None:
+            self._end(ticket, _told(generation.fault))
+        elif generation.done:
+            self._remakes = 0
+            self._end(ticket, generation.result)
 
     def _end(self, ticket: Ticket, event: Event | None) -> None:
         """Free what a sequence holds, and tell why it ended unless its caller left."""

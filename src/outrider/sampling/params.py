@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from outrider.errors import ConfigError
 
 MAX_SEED = 2**63 - 1
+REPETITION_PENALTIES = (1e-6, 1e6)
 _DRAWN_SEEDS = 2**53
 """Drawn seeds stay below this, so that a JSON client that reads floats can send them back."""
 
@@ -16,7 +17,8 @@ _DRAWN_SEEDS = 2**53
 class SamplingParams:
     """How the target's logits become a token.
 
-    Temperature 0 is greedy. Filters apply in this order: logit bias, penalties, temperature,
+    Temperature 0 is greedy. `repetition_penalty` is from 1e-6 to 1e6: beyond that a logit of fp32
+    may only become infinite, or 0. Filters apply in this order: logit bias, penalties, temperature,
     top-k, top-p, min-p. `seed` None means that one is drawn and reported (`with_seed`). `choice`
     tells apart the choices of one request, which draw differently from one seed.
     Raises ConfigError where a value is out of range.
@@ -81,8 +83,9 @@ def _check_filters(params: SamplingParams) -> None:
 
 
 def _check_penalties(params: SamplingParams) -> None:
-    allowed = "a positive finite number, 1 switching it off"
-    _check_real("repetition_penalty", params.repetition_penalty, allowed, low=0.0, open_low=True)
+    low, high = REPETITION_PENALTIES
+    allowed = f"from {low:g} to {high:g}, 1 switching it off"
+    _check_real("repetition_penalty", params.repetition_penalty, allowed, low=low, high=high)
     allowed = "from -2 to 2"
     _check_real("presence_penalty", params.presence_penalty, allowed, low=-2.0, high=2.0)
     _check_real("frequency_penalty", params.frequency_penalty, allowed, low=-2.0, high=2.0)

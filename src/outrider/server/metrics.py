@@ -25,6 +25,7 @@ SIMPLE: tuple[tuple[str, str, str], ...] = (
     ("spec_decode_num_accepted_tokens", "accepted", "Drafts kept"),
     ("spec_decode_num_proposed_tokens", "proposed", "Drafts offered, voided ones included"),
     ("spec_decode_fallback_tokens", "fallback_tokens", "Drafts of the fallback"),
+    ("drafter_faults", "drafter_faults", "Drafters that failed; their requests went on plainly"),
     ("windows_voided", "windows_voided", "Windows that became stale in flight"),
     ("windows_skipped", "windows_skipped", "Stale windows that stages did not run"),
 )

@@ -10,6 +10,7 @@ from outrider.errors import (
     BusyError,
     CheckpointError,
     ConfigError,
+    DownError,
     LengthError,
     OutriderError,
     RequestError,
@@ -52,6 +53,8 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, HTTPException):
         headers = dict(error.headers or {})
         return Problem(error.status_code, str(error.detail), headers=headers)
+    if isinstance(error, DownError):
+        return Problem(503, str(error), "engine_down", headers={"Retry-After": "1"})
     if isinstance(error, BusyError):
         down = "going down" in str(error)
         code = "shutting_down" if down else "queue_full"
