@@ -99,7 +99,11 @@ class ClusterWorkers:
             ]
             left = end - time.monotonic()
             back = answer(listener, hello, left, self._tls, self._check_runs)
-        out = call(addresses[0], hello, end - time.monotonic(), self._tls)
+        try:
+            out = call(addresses[0], hello, end - time.monotonic(), self._tls)
+        except StageError:
+            back.close()
+            raise
         return Outbox(out), Inbox(back, self._back, len(self._places), near=False)
 
     def _meet(self, hello: Hello, end: float) -> list[Address]:
