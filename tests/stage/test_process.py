@@ -113,13 +113,20 @@ def test_requests_go_on_where_a_lost_stage_is_replaced(hybrid, signal_number):
         stage.check()
 
 
-def test_a_stage_that_fails_says_why(hybrid):
+def test_a_session_that_fails_on_a_stage_says_why_and_the_other_goes_on(hybrid):
+    output = hybrid.oracle("greedy", prompts(6), TOKENS)[3]
     with running(hybrid) as stage, closing(engine(stage, None)) as made:
         request = made.generate([1, 2, 3], max_tokens=40)
+        other = made.generate(output.prompt, max_tokens=TOKENS)
         assert next(iter(request)).tokens
         made._sessions[0].ledger.length += 5
-        with pytest.raises(StageError, match=r"stage 0 of 2 failed: a window starts at \d+, but"):
+        with pytest.raises(StageError, match=r"a window starts at \d+, but only \d+ tokens came"):
             list(request)
+        finished(other)
+        assert other.result.token_ids == output.tokens
+        assert stage.resumed == 0
+        assert stage.num_sessions == 0
+        stage.check()
 
 
 def test_a_stage_that_cannot_load_says_why(hybrid):

@@ -25,32 +25,42 @@ from outrider.stage.wire import (
 
 ids = st.integers(0, 2**31)
 ms = st.floats(0, 1e6)
-windows = st.builds(
-    Window,
-    session=ids,
-    id=ids,
-    epoch=ids,
-    start=ids,
-    floor=ids,
-    tokens=st.lists(ids, min_size=1, max_size=9).map(tuple),
-    wanted=ids,
-    opens_epoch=st.booleans(),
-)
-tensors = st.none() | st.builds(
-    lambda rows, width, dtype: torch.randn(rows, width).to(dtype),
-    st.integers(1, 5),
-    st.integers(1, 9),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-)
-frames = st.builds(
-    Frame,
-    window=windows,
-    hidden=tensors,
-    taps=tensors,
-    skipped=st.booleans(),
-    verify_ms=ms,
-    rollback_ms=ms,
-    rollback=st.none() | st.sampled_from(["log", "checkpoint"]),
+
+
+def windows(rows):
+    return st.builds(
+        Window,
+        session=ids,
+        id=st.integers(-2, 2**31),
+        epoch=ids,
+        start=ids,
+        floor=ids,
+        tokens=st.lists(ids, min_size=rows, max_size=rows).map(tuple),
+        wanted=st.just(rows),
+        opens_epoch=st.booleans(),
+        given=st.lists(ids, max_size=rows).map(tuple),
+    )
+
+
+def tensors(rows):
+    return st.none() | st.builds(
+        lambda width, dtype: torch.randn(rows, width).to(dtype),
+        st.integers(1, 9),
+        st.sampled_from([torch.float32, torch.bfloat16]),
+    )
+
+
+frames = st.integers(1, 5).flatmap(
+    lambda rows: st.builds(
+        Frame,
+        window=windows(rows),
+        hidden=tensors(rows),
+        taps=tensors(rows),
+        skipped=st.booleans(),
+        verify_ms=ms,
+        rollback_ms=ms,
+        rollback=st.none() | st.sampled_from(["log", "checkpoint"]),
+    )
 )
 logprobs = st.builds(
     TokenLogprob,

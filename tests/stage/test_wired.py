@@ -26,14 +26,18 @@ def messages_of(inbox):
 class FakeWorkers:
     """One stage that answers by `script`: what it says to each message it is sent.
 
-    Every start takes the next script. None in place of a message hangs up.
+    Every start takes the next script. None in place of a message hangs up; an error in place of a
+    script is what the start fails with.
     """
 
     def __init__(self, *scripts) -> None:
         self.scripts = list(scripts)
         self.heard: list[list[Message]] = []
+        self._thread: threading.Thread | None = None
 
     def start(self, seconds):
+        if isinstance(self.scripts[0], Exception):
+            raise self.scripts.pop(0)
         (ours, theirs), (back, into) = socket.socketpair(), socket.socketpair()
         self.heard.append([])
         thread = threading.Thread(
@@ -62,28 +66,30 @@ class FakeWorkers:
                 return
 
     def fault(self, seconds):
-        return None if self._thread.is_alive() else "stage 0 of 1 left"
+        return None if self._thread is None or self._thread.is_alive() else "stage 0 of 1 left"
 
     def stop(self):
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def shutdown(self):
         self.stop()
 
 
 @contextmanager
-def running(*scripts, resumes=2):
+def running(*scripts, resumes=2, deadline_s=300.0):
     workers = FakeWorkers(*scripts)
-    stage = WiredStage(workers, Patience(health_s=0.1, resumes=resumes))
+    patience = Patience(health_s=0.1, resumes=resumes, deadline_s=deadline_s)
+    stage = WiredStage(workers, patience)
     try:
         yield stage, workers
     finally:
         stage.shutdown()
 
 
-def window(number, start, tokens=(1, 2), epoch=0, wanted=2):
+def window(number, start, tokens=(1, 2), epoch=0, wanted=2, session=7):
     return Window(
-        session=7,
+        session=session,
         id=number,
         epoch=epoch,
         start=start,
@@ -93,8 +99,8 @@ def window(number, start, tokens=(1, 2), epoch=0, wanted=2):
     )
 
 
-def reply(number):
-    return Reply(session=7, id=number, tokens=(5, 6))
+def reply(number, session=7):
+    return Reply(session=session, id=number, tokens=(5, 6))
 
 
 def silent(message):
@@ -105,17 +111,22 @@ def right(message):
     if isinstance(message, Audit):
         return [Audit((1,))]
     is_owed = isinstance(message, Frame) and message.window.wanted
-    return [reply(message.window.id)] if is_owed else ()
+    return [reply(message.window.id, message.window.session)] if is_owed else ()
 
 
 def hang_up(message):
     return [None] if isinstance(message, Frame) else ()
 
 
-def begin(stage):
-    stage.open(7, SamplingParams(), 4)
-    stage.submit(window(-1, 0, (1, 2, 3, 4), wanted=0))
-    assert stage.poll() == [Reply(session=7, id=-1)]
+def begin(stage, session=7):
+    stage.open(session, SamplingParams(), 4)
+    stage.submit(window(-1, 0, (1, 2, 3, 4), wanted=0, session=session))
+    assert stage.poll() == [Reply(session=session, id=-1)]
+
+
+def faults(replies):
+    """What the replies say, by session and window."""
+    return {(one.session, one.id): str(one.fault) for one in replies if one.fault}
 
 
 def test_an_answer_out_of_order_is_refused_and_ends_the_chain():
@@ -175,9 +186,14 @@ def test_a_session_survives_as_many_losses_as_it_may():
     with running(hang_up, hang_up, right, resumes=1) as (stage, workers):
         begin(stage)
         stage.submit(window(0, 4))
-        with pytest.raises(StageLost, match="stage 0 of 1 left: its requests are lost"):
-            stage.poll()
+        (found,) = stage.poll()
+        assert isinstance(found.fault, StageLost)
+        assert faults([found]) == {(7, 0): "stage 0 of 1 left: its requests are lost."}
         assert len(workers.heard) == 2
+        stage.close(7)
+        begin(stage)
+        stage.submit(window(0, 4))
+        assert stage.poll() == [reply(0)]
 
 
 def test_a_leaked_session_is_counted():
@@ -196,3 +212,250 @@ def test_a_closed_session_is_heard_of():
         stage.close(7)
     assert workers.heard[0][-1] == Close(7)
     assert sum(isinstance(message, Close) for message in workers.heard[0]) == 1
+
+
+def leave_after(count):
+    """Hangs up once it has heard `count` messages, having answered none."""
+    heard = []
+
+    def script(message):
+        heard.append(message)
+        return [None] if len(heard) == count else ()
+
+    return script
+
+
+def gone(workers):
+    """Wait until the stage that runs has left."""
+    workers._thread.join(10.0)
+    assert not workers._thread.is_alive()
+
+
+def test_a_stage_lost_before_a_session_closes_fails_no_other_session():
+    """Sessions 8 and 9 are over their limit as 7 is closed; the loss is theirs to tell of."""
+    with running(leave_after(6), right, resumes=0) as (stage, workers):
+        for session in (7, 8, 9):
+            begin(stage, session)
+        gone(workers)
+        stage.submit(window(0, 4, session=8))
+        stage.void(9, 0)
+        stage.close(7)
+        stage.submit(window(0, 4, session=9))
+        found = stage.poll()
+        lost = "stage 0 of 1 left: its requests are lost."
+        assert faults(found) == {(8, 0): lost, (9, 0): lost}
+        for session in (8, 9):
+            stage.close(session)
+        assert stage.num_sessions == 0
+        begin(stage)
+        stage.submit(window(0, 4))
+        assert stage.poll() == [reply(0)]
+        stage.check()
+
+
+def test_a_loss_found_by_close_is_borne_within_the_limit():
+    with running(leave_after(4), right, resumes=1) as (stage, workers):
+        begin(stage, 7)
+        begin(stage, 8)
+        gone(workers)
+        stage.close(7)
+        stage.submit(window(0, 4, session=8))
+        assert stage.poll() == [reply(0, 8)]
+        stage.check()
+        assert stage.resumed == 1
+
+
+def test_a_loss_while_stages_restart_is_one_more_and_tried_again():
+    lost = StageLost("stage 1 of 2 died (signal 9)")
+    with running(hang_up, lost, right) as (stage, workers):
+        begin(stage)
+        stage.submit(window(0, 4))
+        assert stage.poll() == [reply(0)]
+        assert len(workers.heard) == 2
+
+
+def test_losses_while_stages_restart_fail_only_those_over_their_limit():
+    """Session 7 has borne one loss more than 8, which began after it."""
+
+    def first(message):
+        return [None] if isinstance(message, Frame) and message.window.id == 0 else ()
+
+    def second(message):
+        number = message.window.id if isinstance(message, Frame) else None
+        return {0: [reply(0)], 1: [None]}.get(number, ())
+
+    lost = StageLost("stage 1 of 2 died (signal 9)")
+    with running(first, second, lost, right) as (stage, _):
+        begin(stage, 7)
+        stage.submit(window(0, 4, session=7))
+        assert stage.poll() == [reply(0)]
+        begin(stage, 8)
+        stage.submit(window(1, 6, session=7))
+        stage.submit(window(1, 4, session=8))
+        found = stage.poll()
+        assert faults(found) == {(7, 1): f"{lost}: its requests are lost."}
+        stage.close(7)
+        assert stage.poll() == [reply(1, 8)]
+        stage.check()
+
+
+def test_a_start_that_fails_for_good_ends_what_is_owed_and_is_tried_again_later():
+    with running(hang_up, StageError("stage 0 of 1 failed: no memory."), right) as (stage, _):
+        begin(stage, 7)
+        begin(stage, 8)
+        for session in (7, 8):
+            stage.submit(window(0, 4, session=session))
+        said = "stage 0 of 1 failed: no memory."
+        assert faults(stage.poll()) == {(7, 0): said, (8, 0): said}
+        stage.close(7)
+        stage.close(8)
+        begin(stage)
+        stage.submit(window(0, 4))
+        assert stage.poll() == [reply(0)]
+
+
+def test_a_stage_lost_at_the_first_start_refuses():
+    with pytest.raises(StageError, match=r"stage 1 of 2 died, before it was ready\."):
+        WiredStage(FakeWorkers(StageLost("stage 1 of 2 died")), Patience())
+
+
+def test_a_first_start_that_says_nothing_is_refused():
+    def mute(self, inbox, outbox, script):
+        next(messages_of(inbox))
+
+    workers = FakeWorkers(right)
+    workers._talk = mute.__get__(workers)
+    with pytest.raises(StageError, match=r"no stage has answered for 0\.1 s: raise stages\.dead"):
+        WiredStage(workers, Patience(deadline_s=0.1))
+    assert not workers._thread.is_alive()
+
+
+def test_silence_fails_those_that_wait_and_no_others():
+    with running(silent, right, deadline_s=0.3) as (stage, _):
+        begin(stage, 7)
+        begin(stage, 8)
+        stage.submit(window(0, 4, session=7))
+        stage.submit(window(1, 6, session=7))
+        (first,) = stage.poll()
+        (second,) = stage.poll()
+        assert [one.id for one in (first, second)] == [0, 1]
+        assert "no stage has answered for 0.3 s" in str(second.fault)
+        stage.close(7)
+        stage.submit(window(0, 4, session=8))
+        assert stage.poll() == [reply(0, 8)]
+        stage.check()
+
+
+def test_a_fault_ends_its_session_only():
+    def faulty(message):
+        if isinstance(message, Frame) and message.window.session == 7 and message.window.wanted:
+            return [Reply(session=7, id=message.window.id, fault=ValueError("logits are NaN"))]
+        return right(message)
+
+    with running(faulty) as (stage, _):
+        begin(stage, 7)
+        begin(stage, 8)
+        for session in (7, 8):
+            stage.submit(window(0, 4, session=session))
+        found = [*stage.poll(), *stage.poll()]
+        assert faults(found) == {(7, 0): "ValueError: logits are NaN"}
+        assert [type(one.fault) for one in found if one.fault] == [StageError]
+        assert reply(0, 8) in found
+        stage.close(7)
+        stage.submit(window(1, 6, session=8))
+        assert stage.poll() == [reply(1, 8)]
+
+
+def test_a_fault_of_a_window_that_nobody_waits_for_answers_the_next_one():
+    def faulty(message):
+        if isinstance(message, Frame) and message.window.session == 7:
+            return [Reply(session=7, id=message.window.id, fault=StageError("no room"))]
+        return right(message)
+
+    with running(faulty) as (stage, _):
+        begin(stage, 7)
+        begin(stage, 8)
+        stage.submit(window(0, 4, session=8))
+        assert stage.poll() == [reply(0, 8)]
+        stage.submit(window(0, 4, session=7))
+        assert faults(stage.poll()) == {(7, 0): "no room"}
+        stage.submit(window(1, 6, session=7))
+        assert faults(stage.poll()) == {(7, 1): "no room"}
+
+
+def test_a_window_that_fits_into_no_message_fails_its_session_only(monkeypatch):
+    monkeypatch.setattr("outrider.stage.wire.MOST_HEADER", 4000)
+    with running(right) as (stage, _):
+        begin(stage, 7)
+        begin(stage, 8)
+        stage.submit(window(0, 4, tuple(range(4000)), session=7))
+        stage.submit(window(0, 4, session=8))
+        found = [*stage.poll(), *stage.poll()]
+        assert list(faults(found)) == [(7, 0)]
+        assert "its window too large" in str(found[0].fault)
+        assert reply(0, 8) in found
+
+
+def test_after_an_interrupt_halfway_through_a_message_the_stages_start_anew():
+    class Half:
+        def __init__(self, end):
+            self.end, self.left = end, 2
+
+        def send(self, data):
+            self.left -= 1
+            if self.left:
+                return self.end.send(data)
+            self.end.send(data[: len(data) // 2])
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name):
+            return getattr(self.end, name)
+
+    with running(right, right) as (stage, workers):
+        begin(stage, 7)
+        outbox = stage._ways[0]
+        outbox._end = Half(outbox._end)
+        stage.submit(window(0, 4))
+        with pytest.raises(KeyboardInterrupt):
+            stage.submit(window(1, 6))
+        with pytest.raises(StageLost, match="cut short"):
+            outbox.send(Close(7))
+        stage.close(7)
+        begin(stage, 8)
+        stage.submit(window(0, 4, session=8))
+        assert stage.poll() == [reply(0, 8)]
+        assert len(workers.heard) == 2
+        stage.check()
+
+
+def test_an_interrupt_while_waiting_costs_nothing(monkeypatch):
+    wait = Inbox.wait
+
+    def interrupted(self, timeout=None):
+        monkeypatch.setattr(Inbox, "wait", wait)
+        raise KeyboardInterrupt
+
+    with running(right) as (stage, _):
+        begin(stage)
+        stage.submit(window(0, 4))
+        ways = stage._ways
+        monkeypatch.setattr(type(ways[1]), "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stage._take()
+        assert stage.poll() == [reply(0)]
+        assert stage._ways is ways
+
+
+def test_a_stage_that_takes_nothing_in_is_found(monkeypatch):
+    """What is sent outgrows the buffers of the socket, so that the sender waits for room."""
+    (ours, full), (back, into) = socket.socketpair(), socket.socketpair()
+    with full, into:
+        workers = FakeWorkers(right)
+        workers.start = lambda seconds: (Outbox(ours), Inbox(back, LOCAL, 0))
+        Outbox(into).send(READY)
+        stage = WiredStage(workers, Patience(health_s=0.1, deadline_s=0.5))
+        stage.open(7, SamplingParams(), 4)
+        stage.submit(window(0, 0, tuple(range(300_000))))
+        (found,) = stage.poll()
+        assert "no stage has answered for 0.5 s" in str(found.fault)
+        stage.shutdown()

@@ -8,13 +8,18 @@ both sides; from another machine it counts as sent when it arrives.
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 from outrider.errors import StageError, StageLost
 from outrider.stage.link import Link, LinkSettings, RealClock
-from outrider.stage.wire import PREFIX, Failed, Message, decode, encode, sizes
+from outrider.stage.wire import PREFIX, Failed, Message, decode, encode, say, sizes
 
 Ended = None
 """What an inbox gives when the other side has gone."""
+
+Look = Callable[[float], None]
+"""Called while a sender waits for room, with the seconds that it has waited; raises if that became
+pointless."""
 
 
 class Outbox:
@@ -23,13 +28,33 @@ class Outbox:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._clock = RealClock()
+        self._whole = True
+        self._look: Look = lambda waited: None
+
+    def watch(self, seconds: float, look: Look) -> None:
+        """Call `look` after each `seconds` in which the other side took nothing."""
+        self._end.settimeout(seconds)
+        self._look = look
 
     def send(self, message: Message) -> None:
-        """Hand a message over; StageLost if nobody is there to take it."""
-        try:
-            self._end.sendall(b"".join(encode(message, self._clock.now())))
-        except OSError as error:
-            raise StageLost(f"the next stage has gone ({error})") from None
+        """Hand a message over; StageLost if nobody is there to take it.
+
+        Raises StageError, having sent nothing, for a message that is too large. After a message
+        that was cut short (an interrupt) all others raise StageLost, since they would be misread.
+        """
+        if not self._whole:
+            raise StageLost("the message before this one was cut short")
+        began = self._clock.now()
+        left = memoryview(b"".join(encode(message, began)))
+        self._whole = False
+        while left:
+            try:
+                left = left[self._end.send(left) :]
+            except TimeoutError:
+                self._look(self._clock.now() - began)
+            except OSError as error:
+                raise StageLost(f"the next stage has gone ({error})") from None
+        self._whole = True
 
     def close(self) -> None:
         """Close the socket; a sender that waits for room is woken."""
@@ -47,25 +72,38 @@ class Inbox:
         self._clock = RealClock()
         self._link: Link[Message | None] = Link(settings, seed)
         self._changed = threading.Condition()
+        self._over = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def take(self, timeout: float | None = None) -> list[Message | None]:
-        """Messages that have arrived; waits up to `timeout` seconds (None: for ever) for one."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever); returns whether a message is there.
+
+        An interrupt loses nothing here.
+        """
         now = self._clock.now()
         end = float("inf") if timeout is None else now + timeout
         with self._changed:
-            while self._link.next_due > now and now < end:
+            while not self._over and self._link.next_due > now and now < end:
                 until = min(self._link.next_due, end)
                 self._changed.wait(None if until == float("inf") else until - now)
                 now = self._clock.now()
-            return self._link.due(now)
+            return self._over or self._link.next_due <= now
+
+    def take(self, timeout: float | None = None) -> list[Message | None]:
+        """Messages that have arrived, after a `wait`. The last one ever is `Ended`, said again."""
+        self.wait(timeout)
+        with self._changed:
+            arrived = self._link.due(self._clock.now())
+            if self._over and not arrived:
+                return [Ended]
+            self._over = bool(arrived) and arrived[-1] is Ended
+            return arrived
 
     @property
     def arrived(self) -> bool:
         """Whether `take` would return something at once."""
-        with self._changed:
-            return self._link.next_due <= self._clock.now()
+        return self.wait(0.0)
 
     def close(self) -> None:
         """End the reader and the socket."""
@@ -73,28 +111,34 @@ class Inbox:
         self._reader.join()
 
     def _read(self) -> None:
-        message: Message | None = Failed("")
-        while message is not None:
-            try:
-                message, nbytes, sent = self._message()
-            except StageError as error:
-                message, nbytes, sent = Failed(str(error)), 0, self._clock.now()
-            except OSError:
-                message, nbytes, sent = Ended, 0, self._clock.now()
-            with self._changed:
-                self._link.send(message, nbytes, sent)
-                self._changed.notify()
+        """Hand on what comes; whatever stops this, whoever waits hears of it."""
+        try:
+            while found := self._message():
+                self._hand_on(*found)
+        except OSError:
+            pass  # The other side has gone.
+        except Exception as error:
+            self._hand_on(Failed(say(error)), 0, self._clock.now())
+        self._hand_on(Ended, 0, self._clock.now())
 
-    def _message(self) -> tuple[Message | None, int, float]:
+    def _hand_on(self, message: Message | None, nbytes: int, sent: float) -> None:
+        with self._changed:
+            self._link.send(message, nbytes, sent)
+            self._changed.notify()
+
+    def _message(self) -> tuple[Message, int, float] | None:
+        """A message with its bytes and when it left; None if the other side has gone."""
         prefix = self._exactly(PREFIX.size)
         if len(prefix) < PREFIX.size:
-            return Ended, 0, self._clock.now()
+            return None
         header, payload, sent = sizes(prefix)
         text, raw = self._exactly(header), self._exactly(payload)
         if len(text) + len(raw) < header + payload:
-            return Ended, 0, self._clock.now()
-        sent = sent if self._near else self._clock.now()
-        return decode(text, raw), header + payload, sent
+            return None
+        now = self._clock.now()
+        if self._near and sent > now:
+            raise StageError(f"a message left {sent - now:g} s after it came: it is damaged.")
+        return decode(text, raw), header + payload, sent if self._near else now
 
     def _exactly(self, count: int) -> bytes:
         """`count` bytes; fewer if the other side has gone."""

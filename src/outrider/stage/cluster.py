@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from outrider.errors import StageError
+from outrider.errors import StageError, StageLost
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.link import LOCAL, LinkSettings
 from outrider.stage.peer import Address, Hello, Tls, answer, call, listen
@@ -81,7 +81,10 @@ class ClusterWorkers:
         self._found: str | None = None
 
     def start(self, seconds: float) -> tuple[Outbox, Inbox]:
-        """As `Workers.start`; refuses actors of another version or target before they load."""
+        """As `Workers.start`; refuses actors of another version or target before they load.
+
+        An actor that dies meanwhile is lost, and the next start makes another one in its place.
+        """
         end, self._found = time.monotonic() + seconds, None
         for number, place in enumerate(self._places):
             if self._actors[number] is None:
@@ -96,7 +99,11 @@ class ClusterWorkers:
             ]
             left = end - time.monotonic()
             back = answer(listener, hello, left, self._tls, self._check_runs)
-        out = call(addresses[0], hello, end - time.monotonic(), self._tls)
+        try:
+            out = call(addresses[0], hello, end - time.monotonic(), self._tls)
+        except StageError:
+            back.close()
+            raise
         return Outbox(out), Inbox(back, self._back, len(self._places), near=False)
 
     def _meet(self, hello: Hello, end: float) -> list[Address]:
@@ -118,6 +125,9 @@ class ClusterWorkers:
                 f"no machine of the cluster had {self._places[number].words} free for it; `ray "
                 "status` shows what there is"
             )
+        except RayActorError as error:
+            self._actors[number] = None
+            raise StageLost(f"{self._name(number)} died ({_last_line(error)})") from None
         except RayError as error:
             reason = _last_line(error)
         raise StageError(f"{self._name(number)} did not start: {reason}.")
@@ -125,6 +135,8 @@ class ClusterWorkers:
     def _check_runs(self) -> None:
         """Raise if a stage has ended before its chain was joined; those before it then do too."""
         done, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=0.0)
+        if done and (found := self.fault(REACH_S)):
+            raise StageLost(found)  # The others leave because this one has.
         for number, run in reversed(list(enumerate(self._runs))):
             if run in done:
                 said = self._get(number, run, time.monotonic() + 1.0)

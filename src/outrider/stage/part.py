@@ -131,10 +131,11 @@ class Part:
         else:
             slot.add(message)
 
-    def check(self) -> None:
-        """As `Stage.check`."""
-        for slot in self._slots.values():
-            slot.state.check()
+    def check(self, session: int | None = None) -> None:
+        """As `Stage.check`, of all sessions or of one."""
+        for number, slot in self._slots.items():
+            if session in (None, number):
+                slot.state.check()
 
     @torch.inference_mode()
     def run(self) -> list[Frame]:

@@ -1,23 +1,26 @@
 """Sockets between machines: who is at the other end, before anything else is said.
 
-The caller says hello, and so does the other side once it has seen that the caller has the key:
-eight bytes that never change, the length of what follows as a little-endian u32, and JSON. Whoever
-has another key is a stranger, another version or target is refused by both. With TLS both sides
-show a certificate of the same authority.
+Both sides draw a nonce, then the caller proves that it has the key, then the other side: with an
+HMAC over both nonces and what it says of itself, so that no key travels and no proof can be used
+twice. Each of these four messages is eight bytes that never change, the length of what follows as a
+little-endian u32, and JSON. Whoever has another key is a stranger; another version or target is
+refused by both. With TLS both sides show a certificate of the same authority.
 """
 
 import hmac
 import json
+import secrets
 import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import StageError, StageLost
+from outrider.stage.greeter import Greeter
 
 MAGIC = b"outrider"
 HELLO = struct.Struct("<8sI")
@@ -25,7 +28,10 @@ MOST_HELLO = 4096
 LOOK_S = 0.2
 """How often whoever waits for a caller looks at what else may have happened."""
 PATIENCE_S = 5.0
-"""How long a caller may take to say who it is."""
+"""How long a caller may take in all to say who it is."""
+CALLER, CALLED = "caller", "called"
+SAID = ("name", "version", "target")
+"""What each side says of itself."""
 
 Address = tuple[str, int]
 
@@ -33,7 +39,7 @@ Address = tuple[str, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """Who speaks: its name, Outrider's version, the fingerprint of its target, and the secret
-    `key` that the coordinator gave to all stages of this chain."""
+    `key` that the coordinator gave to all stages of this chain, which is not said."""
 
     name: str
     version: str
@@ -89,26 +95,28 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
 
 def listen(host: str) -> socket.socket:
     """A free port of `host`, open to callers."""
-    return socket.create_server((host, 0), backlog=8)
+    return socket.create_server((host, 0), backlog=64)
 
 
 def call(address: Address, mine: Hello, seconds: float, tls: Tls | None) -> socket.socket:
-    """Connect to who listens at `address`; StageLost where nobody answers within `seconds`.
+    """Connect to who listens at `address`; StageLost where no stage answers within `seconds`.
 
     A stage answers once it has loaded.
     """
+    seconds = max(seconds, LOOK_S)
+    end = time.monotonic() + seconds
     with ExitStack() as opened:
         try:
-            end = opened.enter_context(socket.create_connection(address, max(seconds, LOOK_S)))
+            line = opened.enter_context(socket.create_connection(address, seconds))
             if tls is not None:
-                end = opened.enter_context(tls.caller.wrap_socket(end))
-            _say(end, mine)
-            _accept(end, mine, _hear(end, mine))
+                line.settimeout(_left(end))
+                line = opened.enter_context(tls.caller.wrap_socket(line))
+            _accept(line, mine, _introduce(_Talk(line, end), mine, CALLER))
         except (OSError, _StrangerError) as error:
             host, port = address
             raise StageLost(f"{mine.name} reaches nobody at {host}:{port} ({error})") from None
         opened.pop_all()
-    return end
+    return line
 
 
 def answer(
@@ -124,57 +132,120 @@ def answer(
     caller of another version or target, StageLost where none comes within `seconds`.
     """
     end = time.monotonic() + seconds
-    listener.settimeout(LOOK_S)
-    while time.monotonic() < end:
-        look()
-        try:
-            caller = listener.accept()[0]
-        except TimeoutError:
-            continue
-        except OSError as error:
-            raise StageLost(f"{mine.name} waits no longer ({error})") from None
-        if found := _greet(caller, mine, tls):
-            return found
+    with Greeter(listener, lambda caller: _greet(caller, mine, tls)) as greeter:
+        while (left := end - time.monotonic()) > 0.0:
+            look()
+            try:
+                found = greeter.wait(min(LOOK_S, left))
+            except OSError as error:
+                raise StageLost(f"{mine.name} waits no longer ({error})") from None
+            if found is not None:
+                return found
     raise StageLost(f"{mine.name} was called by nobody for {seconds:g} s")
 
 
 def _greet(caller: socket.socket, mine: Hello, tls: Tls | None) -> socket.socket | None:
-    caller.settimeout(PATIENCE_S)
+    end = time.monotonic() + PATIENCE_S
     with ExitStack() as opened:
-        end = opened.enter_context(caller)
+        line = opened.enter_context(caller)
         try:
             if tls is not None:
-                end = opened.enter_context(tls.called.wrap_socket(end, server_side=True))
-            theirs = _hear(end, mine)
-            _say(end, mine)
-            _accept(end, mine, theirs)
-        except (OSError, _StrangerError):
+                line.settimeout(_left(end))
+                line = opened.enter_context(tls.called.wrap_socket(line, server_side=True))
+            _accept(line, mine, _introduce(_Talk(line, end), mine, CALLED))
+        except (OSError, ValueError, _StrangerError):
             return None
         opened.pop_all()
-    return end
+    return line
 
 
 class _StrangerError(Exception):
     """Whoever called does not belong to this chain."""
 
 
-def _say(end: socket.socket, mine: Hello) -> None:
-    text = json.dumps(asdict(mine)).encode()
-    end.sendall(HELLO.pack(MAGIC, len(text)) + text)
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0.0:
+        raise TimeoutError("it took too long to say who it is")
+    return left
 
 
-def _hear(end: socket.socket, mine: Hello) -> Hello:
-    """What the other side says of itself, which has the key."""
-    magic, size = HELLO.unpack(_exactly(end, HELLO.size))
-    if magic != MAGIC or size > MOST_HELLO:
-        raise _StrangerError("it is no stage")
-    try:
-        theirs = Hello(**json.loads(_exactly(end, size)))
-    except (ValueError, TypeError):
-        raise _StrangerError("it is no stage") from None
-    if not hmac.compare_digest(mine.key, str(theirs.key)):
-        raise _StrangerError("it has another key")
+class _Talk:
+    """Short messages over a connection, all of them until `end`, however they trickle in."""
+
+    def __init__(self, line: socket.socket, end: float) -> None:
+        self._line = line
+        self._end = end
+
+    def say(self, **fields: str) -> None:
+        text = json.dumps(fields).encode()
+        self._line.settimeout(_left(self._end))
+        self._line.sendall(HELLO.pack(MAGIC, len(text)) + text)
+
+    def hear(self, *names: str) -> dict[str, str]:
+        """A message of exactly these fields, all of them text; whoever says else is a stranger."""
+        magic, size = HELLO.unpack(self._exactly(HELLO.size))
+        if magic != MAGIC or size > MOST_HELLO:
+            raise _StrangerError("it is no stage")
+        try:
+            fields = json.loads(self._exactly(size))
+            if isinstance(fields, dict) and sorted(fields) == sorted(names):
+                return {name: _text(value) for name, value in fields.items()}
+        except (ValueError, RecursionError):
+            pass
+        raise _StrangerError("it is no stage of this version")
+
+    def _exactly(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            self._line.settimeout(_left(self._end))
+            more = self._line.recv(count - len(found))
+            if not more:
+                raise OSError("the other side hung up")
+            found += more
+        return found
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    value.encode()  # Half a surrogate pair is a ValueError.
+    return value
+
+
+def _introduce(talk: _Talk, mine: Hello, role: str) -> Hello:
+    """Tell the other side who speaks, and hear who it is, which has the key."""
+    nonce = secrets.token_hex(16)
+    if role == CALLER:
+        talk.say(nonce=nonce)
+        nonces = [nonce, talk.hear("nonce")["nonce"]]
+        _prove(talk, mine, CALLER, nonces)
+        return _verify(talk, mine, CALLED, nonces)
+    nonces = [talk.hear("nonce")["nonce"], nonce]
+    talk.say(nonce=nonce)
+    theirs = _verify(talk, mine, CALLER, nonces)
+    _prove(talk, mine, CALLED, nonces)
     return theirs
+
+
+def _prove(talk: _Talk, mine: Hello, role: str, nonces: Sequence[str]) -> None:
+    said = {name: str(getattr(mine, name)) for name in SAID}
+    talk.say(**said, proof=_proof(mine.key, role, nonces, list(said.values())))
+
+
+def _verify(talk: _Talk, mine: Hello, role: str, nonces: Sequence[str]) -> Hello:
+    heard = talk.hear(*SAID, "proof")
+    said = [heard[name] for name in SAID]
+    right = _proof(mine.key, role, nonces, said)
+    if not hmac.compare_digest(right.encode(), heard["proof"].encode()):
+        raise _StrangerError("it has another key")
+    return Hello(name=said[0], version=said[1], target=said[2], key=mine.key)
+
+
+def _proof(key: str, role: str, nonces: Sequence[str], said: Sequence[str]) -> str:
+    """What only a holder of the key can make, for this side of this connection."""
+    text = json.dumps([role, *nonces, *said])
+    return hmac.new(key.encode(errors="surrogatepass"), text.encode(), "sha256").hexdigest()
 
 
 def _accept(end: socket.socket, mine: Hello, theirs: Hello) -> None:
@@ -183,13 +254,3 @@ def _accept(end: socket.socket, mine: Hello, theirs: Hello) -> None:
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     end.settimeout(None)
-
-
-def _exactly(end: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        more = end.recv(count - len(found))
-        if not more:
-            raise OSError("the other side hung up")
-        found += more
-    return found

@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
+from outrider.errors import StageError
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.link import LOCAL, LinkSettings
 
@@ -29,26 +31,39 @@ class ProcessWorkers:
         self._back = back
         self.processes: list[subprocess.Popen[bytes]] = []
         self._hung: int | None = None
+        self._ended: set[int] = set()
 
     def start(self, seconds: float) -> tuple[Outbox, Inbox]:
         """Start all processes; what they cannot do they say through the socket."""
-        self._hung = None
-        ways = [socket.socketpair() for _ in range(self._count + 1)]
-        self.processes = [
-            self._launch(number, ways[number][1], ways[number + 1][0])
-            for number in range(self._count)
-        ]
+        self.stop()
+        self._hung, self.processes = None, []
+        self._ended.clear()
+        try:
+            return self._start()
+        except OSError as error:
+            raise StageError(
+                f"stage {len(self.processes)} of {self._count} cannot be started ({error}): free "
+                "memory, processes or files on this machine, or use fewer stages."
+            ) from None
+
+    def _start(self) -> tuple[Outbox, Inbox]:
+        with ExitStack() as opened:
+            ways = [socket.socketpair() for _ in range(self._count + 1)]
+            for end in (end for way in ways for end in way):
+                opened.callback(end.close)
+            for number in range(self._count):
+                self._launch(number, ways[number][1], ways[number + 1][0])
+            opened.pop_all()
         return Outbox(ways[0][0]), Inbox(ways[-1][1], self._back, self._count)
 
-    def _launch(
-        self, number: int, into: socket.socket, out: socket.socket
-    ) -> subprocess.Popen[bytes]:
+    def _launch(self, number: int, into: socket.socket, out: socket.socket) -> None:
         fds = (into.fileno(), out.fileno())
         words = self._command(number, *fds)
         with into, out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 words, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
             )
+        self.processes.append(process)
 
     def fault(self, seconds: float) -> str | None:
         """The first stage that ended by itself, or was stopped; the system knows at once."""
@@ -57,7 +72,7 @@ class ProcessWorkers:
             if self._hung == number or _stopped(process):
                 self._hung = number
                 return f"{name} hangs (its process is stopped)"
-            if process.poll() and self._hung is None:
+            if process.poll() and self._hung is None and number not in self._ended:
                 return f"{name} died ({_ending(process.returncode)})"
         return None
 
@@ -67,10 +82,11 @@ class ProcessWorkers:
             if _stopped(process):
                 self._hung = number
                 process.kill()
-        for process in self.processes:
+        for number, process in enumerate(self.processes):
             try:
                 process.wait(GRACE_S)
             except subprocess.TimeoutExpired:
+                self._ended.add(number)
                 process.kill()
                 process.wait()
 

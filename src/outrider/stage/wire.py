@@ -1,22 +1,40 @@
 """Messages between the processes of a chain, as bytes: typed, bounded, without pickle.
 
 A message is three little-endian numbers (bytes of header, bytes of payload as u32, time of sending
-as f64 seconds), a header in JSON, and tensors as raw bytes, one behind the other.
+as f64 seconds), a header in JSON, and tensors as raw bytes, one behind the other. Every field is
+checked where a message arrives. Errors travel as text and arrive as StageErrors.
 """
 
 import json
+import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.core_types import Reply, TokenLogprob, Window
-from outrider.errors import StageError
+from outrider.errors import OutriderError, StageError
 from outrider.sampling.params import SamplingParams
+from outrider.stage.fields import (
+    MOST_TEXT,
+    Check,
+    count,
+    flag,
+    integer,
+    listed,
+    logprob,
+    milliseconds,
+    optional,
+    read,
+    size,
+    text,
+)
 from outrider.stage.frame import Frame, Void
+from outrider.state.rollback import Rollback
 
 PREFIX = struct.Struct("<IId")
 MOST_HEADER = 1 << 24
@@ -67,8 +85,19 @@ class Audit:
 Message = Open | Close | Void | Ready | Failed | Audit | Frame | Reply
 
 
+def say(error: Exception) -> str:
+    """An error in words that fit into a message: at most `MOST_TEXT` characters."""
+    named = isinstance(error, OutriderError)
+    return _cut(str(error) if named else f"{type(error).__name__}: {error}")
+
+
+def _cut(words: str) -> str:
+    words = words.encode(errors="replace").decode()
+    return words if len(words) <= MOST_TEXT else f"{words[: MOST_TEXT - 4]} ..."
+
+
 def encode(message: Message, sent: float) -> list[bytes]:
-    """The parts of a message that leaves at `sent` seconds."""
+    """The parts of a message that leaves at `sent` seconds; StageError if it is too large."""
     fields: dict[str, Any]
     tensors: list[Tensor] = []
     if isinstance(message, Frame):
@@ -77,7 +106,10 @@ def encode(message: Message, sent: float) -> list[bytes]:
     elif isinstance(message, Reply):
         fields = {name: getattr(message, name) for name in Reply.__slots__ if name != "taps"}
         fields["logprobs"] = [asdict(entry) for entry in message.logprobs]
+        fields["fault"] = say(message.fault) if message.fault else None
         tensors = [message.taps] if isinstance(message.taps, Tensor) else []
+    elif isinstance(message, Failed):
+        fields = {"reason": _cut(message.reason)}
     else:
         fields = asdict(message)
     shapes = [[str(part.dtype), *part.shape] for part in tensors]
@@ -87,7 +119,7 @@ def encode(message: Message, sent: float) -> list[bytes]:
     return [PREFIX.pack(len(header), sum(map(len, payload)), sent), header, *payload]
 
 
-_APART = ("window", "hidden", "taps", "picked")
+_APART = ("window", "hidden", "taps", "picked", "fault")
 """Fields of a frame that travel in another form, or not at all."""
 
 
@@ -99,6 +131,7 @@ def _frame_fields(frame: Frame) -> dict[str, Any]:
     return {
         "window": {n: getattr(frame.window, n) for n in Window.__slots__ if n != "draft_probs"},
         "has": [frame.hidden is not None, frame.taps is not None],
+        "fault": say(frame.fault) if frame.fault else None,
         **{n: getattr(frame, n) for n in Frame.__slots__ if n not in _APART},
     }
 
@@ -107,17 +140,19 @@ def sizes(prefix: bytes) -> tuple[int, int, float]:
     """Bytes of header and of payload, and when the message left; StageError where out of bounds."""
     header, payload, sent = PREFIX.unpack(prefix)
     _bound(header, payload)
+    if not math.isfinite(sent):
+        raise StageError(f"a message left at {sent} seconds: it is damaged.")
     return header, payload, sent
 
 
 def decode(header: bytes, payload: bytes) -> Message:
-    """The message; StageError for what is none."""
+    """The message, each field of its type and within its range; StageError for what is none."""
     try:
         kind, fields, shapes = json.loads(header)
         return _READERS[kind](fields, _tensors(shapes, payload))
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+    except Exception as error:  # Whatever it is, it comes of bytes that are no message.
         raise StageError(
-            f"a message of {len(header)} + {len(payload)} bytes cannot be read ({error!r}): all "
+            f"a message of {len(header)} + {len(payload)} bytes cannot be read ({say(error)}): all "
             "stages must run the same version."
         ) from None
 
@@ -135,52 +170,128 @@ def _raw(tensor: Tensor) -> bytes:
     return bytes(flat.numpy())
 
 
-def _tensors(shapes: Sequence[Sequence[Any]], payload: bytes) -> list[Tensor]:
+def _tensors(shapes: Any, payload: bytes) -> list[Tensor]:
     tensors, done = [], 0
-    for name, rows, width in shapes:
+    for name, *sides in listed(lambda shape: shape)(shapes):
         dtype = DTYPES[name]
-        size = rows * width * dtype.itemsize
-        part = bytearray(payload[done : done + size])
+        rows, width = map(size, sides)
+        nbytes = rows * width * dtype.itemsize
+        if nbytes > len(payload) - done:
+            raise ValueError(f"a tensor of {rows} x {width} in {len(payload) - done} bytes")
+        part = bytearray(payload[done : done + nbytes])
         tensors.append(torch.frombuffer(part, dtype=dtype).view(rows, width))
-        done += size
+        done += nbytes
     if done != len(payload):
         raise ValueError(f"tensors of {done} bytes")
     return tensors
 
 
-def _open(fields: dict[str, Any], tensors: list[Tensor]) -> Open:
-    sampling = dict(fields["sampling"])
-    sampling["logit_bias"] = {int(key): value for key, value in sampling["logit_bias"].items()}
-    settings = SamplingParams(**sampling)
-    return Open(**{**fields, "sampling": settings, "taps": tuple(fields["taps"])})
+def _fault(value: Any) -> StageError:
+    return StageError(text(value))
 
 
-def _frame(fields: dict[str, Any], tensors: list[Tensor]) -> Frame:
-    has_hidden, has_taps = fields.pop("has")
-    window = fields.pop("window")
+def _alternative(value: Any) -> tuple[int, float]:
+    token, chance = value
+    return count(token), logprob(chance)
+
+
+def _entry(value: Any) -> TokenLogprob:
+    return TokenLogprob(**read(value, _ENTRY))
+
+
+_ENTRY: dict[str, Check] = {"token": count, "logprob": logprob, "top": listed(_alternative)}
+_WINDOW: dict[str, Check] = {
+    "session": integer,
+    "id": integer,
+    "epoch": integer,
+    "start": count,
+    "floor": count,
+    "tokens": listed(count),
+    "wanted": count,
+    "opens_epoch": flag,
+    "given": listed(count),
+}
+_PASS: dict[str, Check] = {
+    "skipped": flag,
+    "verify_ms": milliseconds,
+    "pass_rows": count,
+    "pass_sessions": count,
+    "pass_prompts": count,
+    "rollback_ms": milliseconds,
+    "rollback": optional(lambda value: Rollback(value).value),
+    "fault": optional(_fault),
+}
+"""What frames and replies say of the passes that they went through."""
+
+
+def _window(fields: Any) -> Window:
+    window = Window(**read(fields, _WINDOW))
+    rows = len(window.tokens)
+    if not rows or window.wanted > rows or len(window.given) > window.wanted:
+        raise ValueError(f"a window of {rows} rows, {window.wanted} of them wanted")
+    return window
+
+
+_FRAME: dict[str, Check] = {"window": _window, "has": listed(flag), **_PASS}
+_REPLY: dict[str, Check] = {
+    "session": integer,
+    "id": integer,
+    "tokens": listed(count),
+    "logprobs": listed(_entry),
+    **_PASS,
+}
+
+
+def _frame(fields: Any, tensors: list[Tensor]) -> Frame:
+    values = read(fields, _FRAME)
+    has_hidden, has_taps = values.pop("has")
+    if len(tensors) != has_hidden + has_taps:
+        raise ValueError(f"{len(tensors)} tensors")
+    rows = len(values["window"].tokens)
+    if any(len(part) != rows for part in tensors):
+        raise ValueError(f"tensors that have not the {rows} rows of their window")
     taps = tensors.pop() if has_taps else None
     hidden = tensors.pop() if has_hidden else None
-    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in window.items()}
-    return Frame(window=Window(**values), hidden=hidden, taps=taps, **fields)
+    return Frame(hidden=hidden, taps=taps, **values)
 
 
-def _reply(fields: dict[str, Any], tensors: list[Tensor]) -> Reply:
-    entries = [
-        TokenLogprob(**{**entry, "top": tuple((t, p) for t, p in entry["top"])})
-        for entry in fields.pop("logprobs")
-    ]
-    tokens = tuple(fields.pop("tokens"))
-    taps = tensors.pop() if tensors else None
-    return Reply(**fields, tokens=tokens, logprobs=tuple(entries), taps=taps)
+def _reply(fields: Any, tensors: list[Tensor]) -> Reply:
+    values = read(fields, _REPLY)
+    if len(tensors) > 1:
+        raise ValueError(f"{len(tensors)} tensors")
+    return Reply(**values, taps=tensors[0] if tensors else None)
 
 
-_READERS: dict[str, Callable[[dict[str, Any], list[Tensor]], Message]] = {
-    "Open": _open,
-    "Close": lambda fields, _: Close(**fields),
-    "Void": lambda fields, _: Void(**fields),
-    "Ready": lambda fields, _: Ready(**fields),
-    "Failed": lambda fields, _: Failed(**fields),
-    "Audit": lambda fields, _: Audit(tuple(fields["counts"])),
+def _sampling(value: Any) -> SamplingParams:
+    """Settings; ConfigError where one is out of range."""
+    names = [field.name for field in dataclass_fields(SamplingParams)]
+    settings = read(value, dict.fromkeys(names, lambda found: found))
+    bias = settings["logit_bias"].items()
+    settings["logit_bias"] = {int(token): change for token, change in bias}
+    settings["choice"] = count(settings["choice"])
+    return SamplingParams(**settings)
+
+
+def _plain(kind: Callable[..., Message], **checks: Check) -> Callable[[Any, list[Tensor]], Message]:
+    """Reads messages without tensors."""
+
+    def reader(fields: Any, tensors: list[Tensor]) -> Message:
+        if tensors:
+            raise ValueError(f"{len(tensors)} tensors")
+        return kind(**read(fields, checks))
+
+    return reader
+
+
+_READERS: dict[str, Callable[[Any, list[Tensor]], Message]] = {
+    "Open": _plain(
+        Open, session=integer, sampling=_sampling, prompt_len=count, taps=listed(integer)
+    ),
+    "Close": _plain(Close, session=integer),
+    "Void": _plain(Void, session=integer, epoch=integer),
+    "Ready": _plain(Ready, vocab_size=size, max_length=size, exact=flag),
+    "Failed": _plain(Failed, reason=text),
+    "Audit": _plain(Audit, counts=listed(count)),
     "Frame": _frame,
     "Reply": _reply,
 }

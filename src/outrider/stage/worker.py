@@ -1,12 +1,20 @@
-"""What the process of one stage does: take messages, run its layers, hand the results on."""
+"""What the process of one stage does: take messages, run its layers, hand the results on.
 
+A failure that is one session's own ends that session: a frame with its fault travels on.
+"""
+
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 
-from outrider.errors import OutriderError, StageError
+from outrider.core_types import Window
+from outrider.errors import StageError, StageLost
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.frame import Frame, Void, to_reply
 from outrider.stage.part import Part
-from outrider.stage.wire import Audit, Close, Failed, Message, Open, Ready
+from outrider.stage.wire import Audit, Close, Failed, Message, Open, Ready, say
+
+LOG = logging.getLogger(__name__)
 
 
 def serve(part: Part, inbox: Inbox, outbox: Outbox) -> None:
@@ -20,10 +28,19 @@ def serve(part: Part, inbox: Inbox, outbox: Outbox) -> None:
                 return
             _handle(part, message, outbox)
         for frame in part.run():
-            if not part.is_tail:
-                outbox.send(frame)
-            elif frame.is_answered:
-                outbox.send(to_reply(frame))
+            if not part.is_tail or frame.is_answered:
+                _hand_on(frame, outbox, reply=part.is_tail)
+
+
+def _hand_on(frame: Frame, outbox: Outbox, *, reply: bool) -> None:
+    """Send what was made of a window; where that fits into no message, the fault of its session."""
+    try:
+        outbox.send(to_reply(frame) if reply else frame)
+    except StageLost:
+        raise
+    except StageError as error:
+        failed = replace(frame, hidden=None, taps=None, picked=None, fault=error)
+        outbox.send(to_reply(failed) if reply else failed)
 
 
 def _handle(part: Part, message: Message, outbox: Outbox) -> None:
@@ -32,10 +49,10 @@ def _handle(part: Part, message: Message, outbox: Outbox) -> None:
         part.take(message)
         return
     if isinstance(message, Open):
-        part.open(message.session, message.sampling, message.prompt_len, message.taps)
-    elif isinstance(message, Close):
-        part.check()
-        part.close(message.session)
+        _open(part, message, outbox)
+        return
+    if isinstance(message, Close):
+        _close(part, message.session)
     elif isinstance(message, Void):
         part.take(message)
     elif isinstance(message, Audit):
@@ -46,6 +63,31 @@ def _handle(part: Part, message: Message, outbox: Outbox) -> None:
         raise StageError(f"a stage was sent {type(message).__name__}, which it has no use for.")
     if not part.is_tail:
         outbox.send(message)
+
+
+def _open(part: Part, message: Open, outbox: Outbox) -> None:
+    """Begin a session here and further on; its fault is on its way where that fails here."""
+    failed: Exception | None = None
+    try:
+        part.open(message.session, message.sampling, message.prompt_len, message.taps)
+    except Exception as error:
+        failed = error
+    if not part.is_tail:
+        outbox.send(message)
+    if failed is not None:
+        nothing = Window(
+            session=message.session, id=-1, epoch=0, start=0, floor=1, tokens=(0,), wanted=0
+        )
+        _hand_on(Frame(window=nothing, fault=failed), outbox, reply=part.is_tail)
+
+
+def _close(part: Part, session: int) -> None:
+    """End a session. A state that contradicts its bookkeeping has harmed nobody else."""
+    try:
+        part.check(session)
+    except Exception as error:
+        LOG.error("a session ended with a wrong state: %s", say(error))
+    part.close(session)
 
 
 def report_ready(part: Part, inbox: Inbox | None, outbox: Outbox) -> bool:
@@ -76,8 +118,7 @@ def run(
         if report_ready(part, None if first else inbox, outbox):
             serve(part, inbox, outbox)
     except Exception as error:
-        named = isinstance(error, OutriderError)
-        said = str(error) if named else f"{type(error).__name__}: {error}"
+        said = say(error)
         try:
             outbox.send(Failed(f"{name} failed: {said}"))
         except StageError:
