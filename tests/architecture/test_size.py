@@ -7,7 +7,7 @@ from tests.architecture.source import Source, functions, sources
 
 MOST_LINES_IN_A_FILE = 600
 MOST_LINES_IN_A_FUNCTION = 60
-MOST_LINES_IN_ALL = 20_000
+MOST_LINES_IN_ALL = 21_000
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -183,7 +183,7 @@ def test_a_long_answer_comes_in_parts_of_a_known_length(worded):
             "type": "http",
             "method": "POST",
             "path": "/v1/completions",
-            "headers": [],
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
             "query_string": b"",
         }
         await worded.app()(scope, receive, send)

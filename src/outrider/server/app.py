@@ -161,10 +161,10 @@ def _planned(planner: Planner, maker: Maker, data: bytes) -> Plan | Problem:
     try:
         return planner(maker, data)
     except Exception as error:
-        problem = problem_of(error)
-        if problem.status >= 500:
+        if problem_of(error).status >= 500:
             raise
-        return replace(problem)
+        # No name for it: an error that a frame of its own traceback names lives on with the body.
+        return replace(problem_of(error))
 
 
 def application(service: Service) -> Starlette:
