@@ -7,7 +7,7 @@ from tests.architecture.source import Source, functions, sources
 
 MOST_LINES_IN_A_FILE = 400
 MOST_LINES_IN_A_FUNCTION = 60
-MOST_LINES_IN_ALL = 18_420
+MOST_LINES_IN_ALL = 18_640
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
