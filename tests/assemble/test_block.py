@@ -1,5 +1,6 @@
 """Block drafters and `auto`, from configuration to text."""
 
+import json
 import shutil
 from contextlib import closing
 
@@ -121,6 +122,33 @@ def test_what_does_not_fit_is_refused(folder, speculative, error, message):
     if name := speculative.get("draft_model"):
         speculative = {**speculative, "draft_model": str(folder / name)}
     with pytest.raises(error, match=message):
+        run(folder, speculative)
+
+
+def shortened(folder, place, length):
+    """The DFlash drafter with a context of its own of `length` tokens."""
+    shutil.copytree(folder / "dflash", place)
+    raw = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps({**raw, "max_position_embeddings": length}))
+    return {"method": "dflash", "draft_model": str(place), "max_draft_tokens": 3}
+
+
+def test_that_a_text_has_outgrown_a_drafter_is_said_once(folder, plain, tmp_path, caplog):
+    given = SpeculativeConfig(**shortened(folder, tmp_path / "short", 40))
+    with closing(Engine.load(str(folder), speculative=given)) as engine:
+        for _ in range(2):
+            request = engine.generate(PROMPT, max_tokens=40, ignore_eos=True)
+            list(request)
+            assert request.counters.verified > 0
+            assert request.result.token_ids == plain
+    said = [text for record in caplog.records if "outgrown" in (text := record.getMessage())]
+    assert len(said) == 1
+    assert said[0].startswith(f"the drafter {tmp_path / 'short'} has a context of 40 tokens")
+
+
+def test_a_drafter_without_room_for_a_block_is_refused(folder, tmp_path):
+    speculative = shortened(folder, tmp_path / "short", 5)
+    with pytest.raises(CheckpointError, match="context of 5 tokens has no room for a token and a"):
         run(folder, speculative)
 
 

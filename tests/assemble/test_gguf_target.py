@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from outrider import CheckpointError, Engine, SpeculativeConfig, TargetConfig
@@ -50,6 +51,39 @@ def test_a_file_is_inspected_without_loading_it(file: Path) -> None:
     facts = inspect(str(file))
     assert facts["layers"] == {"delta": 2, "attention": 2}
     assert facts["vocab_size"] == 96
+
+
+@pytest.fixture(scope="module")
+def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose metadata name an MTP layer, with a tensor of one."""
+    plain = content(build("qwen35"))
+    more = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    metadata = {**plain.metadata, **byte_level_metadata("qwen2", size=96), **more}
+    tensors = {**plain.tensors, "blk.4.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)}
+    given = Content(architecture="qwen35", metadata=metadata, tensors=tensors)
+    return write(given, tmp_path_factory.mktemp("gguf") / "mtp.gguf")
+
+
+def test_auto_takes_what_works_where_the_layer_for_mtp_cannot_be_read(with_mtp: Path) -> None:
+    target = TargetConfig(path=str(with_mtp), backend="torch")
+    engine = Engine.load(target, speculative=SpeculativeConfig(method="auto"))
+    assert engine.picked is not None
+    assert "picked 'suffix'" in engine.picked
+    assert "mtp" not in engine.picked
+    plain = tokens(target, SpeculativeConfig(method="off"))
+    assert tokens(target, SpeculativeConfig(method="auto")) == plain
+
+
+def test_mtp_layers_of_gguf_files_are_refused_by_name(with_mtp: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Engine.load(str(with_mtp), speculative=SpeculativeConfig(method="mtp"))
+    assert str(caught.value) == (
+        f"{with_mtp} is a GGUF file, and MTP layers of GGUF files are not read: use another "
+        "method, such as suffix."
+    )
+    facts = inspect(str(with_mtp))
+    assert facts["mtp_layers"] == 1
+    assert facts["drafters"] == ["suffix", "ngram-cache"]
 
 
 def test_a_draft_model_that_is_damaged_is_refused(file: Path, tmp_path: Path) -> None:

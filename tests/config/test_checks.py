@@ -1,7 +1,10 @@
 """Settings that are fine alone and wrong together."""
 
+from dataclasses import replace
+
 import pytest
 
+from outrider.assemble.windows import window_limits
 from outrider.config.checks import check
 from outrider.config.run import (
     LinkConfig,
@@ -11,6 +14,7 @@ from outrider.config.run import (
     TargetConfig,
     VerifyWindowConfig,
 )
+from outrider.engine.windows import Ledger
 from outrider.errors import ConfigError
 
 
@@ -18,6 +22,15 @@ def refusal(**sections) -> str:
     with pytest.raises(ConfigError) as caught:
         check(RunConfig(**sections))
     return str(caught.value)
+
+
+def said(config: RunConfig) -> str | None:
+    """The refusal, None where there is none."""
+    try:
+        check(config)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def fallback(**settings) -> str:
@@ -55,6 +68,91 @@ def test_fallback_that_can_run_passes(window):
         verify_window=VerifyWindowConfig(**window),
     )
     check(RunConfig(speculative=speculative))
+
+
+def room(method: str = "suffix", **settings) -> SpeculativeConfig:
+    """Settings of the window by their own names, all others as those of [speculative]."""
+    window = {key: settings.pop(key) for key in ("depth", "max_tokens", "runahead_tokens")}
+    return SpeculativeConfig(
+        method=method,
+        verify_window=VerifyWindowConfig(**window),
+        draft_model="demo-draft" if "draft" in (method, settings.get("ngram_fallback")) else None,
+        **settings,
+    )
+
+
+ROOMS = [
+    {"depth": depth, "max_tokens": rows, "runahead_tokens": ahead, "max_draft_tokens": drafts}
+    for depth in (1, 2)
+    for rows in (None, 1, 2, 8)
+    for ahead in (None, 1, 2, 8)
+    for drafts in ("auto", 0, 1, 7, 8)
+]
+PLAIN = "to decode plainly."
+
+
+def could_draft(speculative: SpeculativeConfig) -> bool:
+    """Whether some window of an epoch holds a draft, of a drafter that always has more."""
+    limits = window_limits(speculative)
+    wanted = speculative.max_draft_tokens
+    wanted = limits.width if wanted == "auto" else wanted
+    ledger = Ledger(length=2, width=limits.width, depth=limits.depth, runahead=limits.runahead)
+    while ledger.row_room:
+        if min(wanted, ledger.draft_room) > 0:
+            return True
+        if ledger.begun:
+            break
+        ledger.issue(0)
+    return False
+
+
+@pytest.mark.parametrize("method", ["suffix", "draft", "auto", "fallback"])
+def test_what_could_never_draft_is_refused_and_nothing_else(method):
+    """Every pair of settings that leaves no row to a draft; all others have one."""
+    more = {"ngram_fallback": "draft"} if method == "fallback" else {}
+    possible = 0
+    for settings in ROOMS:
+        speculative = room("suffix" if more else method, **settings, **more)
+        found = said(RunConfig(speculative=speculative))
+        possible += found is None
+        if could_draft(speculative):
+            others = ("does not fit", "needs windows in flight")
+            assert found is None or any(words in found for words in others), settings
+        else:
+            assert found is not None, settings
+            assert PLAIN in found or "needs windows in flight" in found, settings
+    assert possible > 60
+
+
+def test_plain_decoding_that_was_asked_for_needs_no_room():
+    found = [said(RunConfig(speculative=room("off", **settings))) for settings in ROOMS]
+    assert found.count(None) > 120
+    assert all("does not fit" in words for words in found if words)
+
+
+def test_a_window_of_one_row_alone_holds_no_draft():
+    window = VerifyWindowConfig(max_tokens=1)
+    assert refusal(speculative=SpeculativeConfig(verify_window=window)) == (
+        "speculative.verify_window.max_tokens = 1 would never draft by speculative.method = "
+        "'suffix', since the pending token takes the one row: use at least 2, or "
+        "speculative.method = 'off' to decode plainly."
+    )
+    check(RunConfig(speculative=SpeculativeConfig(verify_window=replace(window, depth=2))))
+
+
+def test_one_row_that_runs_ahead_holds_no_draft():
+    window = VerifyWindowConfig(runahead_tokens=1)
+    found = fallback(draft_model="demo-draft", verify_window=window)
+    assert found.startswith("speculative.verify_window.runahead_tokens = 1 would never draft by")
+    check(RunConfig(speculative=SpeculativeConfig(method="off", verify_window=window)))
+
+
+def test_no_drafts_are_not_asked_for_by_their_number():
+    assert refusal(speculative=SpeculativeConfig(max_draft_tokens=0)) == (
+        "speculative.max_draft_tokens = 0 would never draft by speculative.method = 'suffix': use "
+        "at least 1, or speculative.method = 'off' to decode plainly."
+    )
+    check(RunConfig(speculative=SpeculativeConfig(method="off", max_draft_tokens=0)))
 
 
 def test_draft_model_that_nothing_uses():

@@ -142,7 +142,8 @@ def _check_acceptance(cell: Cell, counts: Counters) -> None:
         assert counts.accepted == 0
     else:
         assert 0 < counts.accepted < counts.verified
-        assert any(_partly(counts)), "no window was partly accepted"
+        two = (cell.runahead or cell.width) > 2  # fewer rows hold one draft, which is right or not
+        assert any(_partly(counts)) or not two, "no window was partly accepted"
 
 
 def _partly(counts: Counters) -> list[bool]:

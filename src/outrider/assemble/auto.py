@@ -14,6 +14,7 @@ from outrider.errors import ConfigError
 from outrider.models.eagle3_config import is_eagle3
 from outrider.models.files import read_json_or_empty
 from outrider.models.hub import resolve
+from outrider.models.mtp import holds_mtp
 
 LOG = logging.getLogger(__name__)
 SECONDS = 0.2
@@ -69,7 +70,7 @@ def _trials(config: RunConfig, target: LoadedTarget) -> Iterator[tuple[Method, R
     speculative, refusal = config.speculative, None
     own = _method_of(speculative.draft_model, target) if speculative.draft_model else None
     methods: list[Method] = [own] if own else []
-    if target.parts and target.decoder.config.mtp_layers == 1:
+    if target.parts and holds_mtp(target.folder):
         methods.append("mtp")
     for method in (*methods, "suffix"):
         name = speculative.draft_model if method == own else None

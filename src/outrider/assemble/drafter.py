@@ -1,5 +1,6 @@
 """From a configuration to what drafts for each session."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
 from outrider.draft.model.ahead import Ahead
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftStateSettings
-from outrider.draft.model.vocab import shared_vocabulary
+from outrider.draft.model.vocab import Rows, lacking, make_rows, shared_vocabulary
+from outrider.draft.reach import Reach
 from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
@@ -33,10 +35,14 @@ from outrider.models.hub import resolve
 from outrider.models.load import load_decoder
 from outrider.models.model_file import load_tokenizer
 from outrider.models.mtp import load_mtp
+from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key
 from outrider.state.spec import StateSpec
 
+LOG = logging.getLogger(__name__)
+SHORTEST = 2
+"""Tokens that a draft model must at least take in: a prompt's and the target's first answer."""
 CHAINED_MIN_MATCH = 3
 """A short match ahead of a draft model would keep the better drafter from being asked. Where a
 controller weighs each draft against what the model behind it promises, any match may be offered."""
@@ -44,10 +50,21 @@ controller weighs each draft against what the model behind it promises, any matc
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model and how many ids, from 0 on, it shares with the target."""
+    """A draft model and how many ids, from 0 on, it shares with the target; the rows that its
+    embedding has for them, and where its context ends."""
 
     decoder: Model
     shared: int
+    rows: Rows
+    reach: Reach
+
+    def drafter(
+        self, chooser: Chooser, settings: DraftStateSettings, ahead: Ahead | None
+    ) -> DraftModelDrafter:
+        """One for one session."""
+        return DraftModelDrafter(
+            self.decoder, chooser, settings, ahead, rows=self.rows, reach=self.reach
+        )
 
 
 Drafting = DraftModel | Head | BlockModel
@@ -76,7 +93,7 @@ def drafter_factory(
             return _chain(budget, _block(draft, config.speculative, sampling))
         chooser = _chooser(config.speculative, sampling, draft.shared, rows)
         ahead = None if windows.serial else Ahead()
-        model = DraftModelDrafter(draft.decoder, chooser, settings, ahead)
+        model = draft.drafter(chooser, settings, ahead)
         return _chain(budget, *[lookup(weighed) for lookup in makers], model)
 
     return make
@@ -152,7 +169,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
             return _block_model(folder, speculative, target)
         if speculative.method == "eagle3":
             return load_eagle3(folder, target.ends, target.kernels.whole(), target.options)
-        return _draft_model(folder, target)
+        return _draft_model(name, folder, target)
     except CheckpointError as error:
         raise CheckpointError(
             f"speculative.draft_model = {name!r} cannot be loaded: {error}"
@@ -170,14 +187,36 @@ def _block_model(folder: Path, speculative: SpeculativeConfig, target: LoadedTar
     return model
 
 
-def _draft_model(folder: Path, target: LoadedTarget) -> DraftModel:
-    tokenizer = load_tokenizer(folder)
-    decoder = _decoder(folder, target)
-    rows = min(decoder.config.vocab_size, target.vocab_size)
-    if decoder is target.decoder:
-        return DraftModel(decoder, rows)
-    shared = shared_vocabulary(target.tokenizer.vocabulary(), tokenizer.vocabulary())
-    return DraftModel(decoder, min(shared, rows))
+def _draft_model(name: str, folder: Path, target: LoadedTarget) -> DraftModel:
+    tokenizer, decoder = load_tokenizer(folder), _decoder(folder, target)
+    made = make_draft_model(name, decoder, tokenizer, target.tokenizer, target.vocab_size)
+    same = decoder is target.decoder  # then rows that no tokenizer names mean the same, too
+    return replace(made, shared=decoder.vocab_size) if same else made
+
+
+def make_draft_model(
+    name: str, decoder: Model, own: Tokenizer, target: Tokenizer, target_rows: int
+) -> DraftModel:
+    """The draft model `name`, whose tokenizer is its `own`, for a target with so many logits.
+
+    Says once which of the target's tokens it lacks. ConfigError where the vocabularies contradict
+    each other, or where it could never draft.
+    """
+    if decoder.max_length < SHORTEST:
+        raise ConfigError(
+            f"speculative.draft_model = {name!r} has a context of {decoder.max_length} token, so "
+            "it could never draft: use a draft model with a longer one."
+        )
+    ids, known = target.vocabulary(), own.vocabulary()
+    rows = make_rows(decoder.vocab_size, own.end_tokens)
+    shared = min(shared_vocabulary(ids, known), decoder.vocab_size, target_rows)
+    if missing := lacking(ids, rows.count):
+        LOG.warning(
+            "speculative.draft_model = %r lacks %d of the target's tokens, %r first: it never "
+            "drafts them, and reads %r where one stands in a text.",
+            *(name, len(missing), ids[missing[0]], known.get(rows.instead)),
+        )
+    return DraftModel(decoder, shared, rows, Reach(f"speculative.draft_model = {name!r}"))
 
 
 def _decoder(folder: Path, target: LoadedTarget) -> Decoder:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outrider.config.run import METHODS
+from outrider.config.run import BLOCK_METHODS, DRAFT_METHODS, NGRAM_METHODS
 from outrider.draft.block.load import EMBEDDING, HEAD, holds_block_drafter, open_block, read_block
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.decoder import state_spec
@@ -14,6 +14,7 @@ from outrider.models.eagle3_config import FLAGS, is_eagle3, read_eagle3_config
 from outrider.models.files import read_json_or_empty
 from outrider.models.hub import resolve
 from outrider.models.model_file import open_tensors
+from outrider.models.mtp import mtp_fault
 from outrider.ops.selftest import Kernels
 from outrider.state.spec import PAGE, POLICIES
 
@@ -35,7 +36,7 @@ def inspect(path: str) -> dict[str, object]:
         policy: state_spec(config, kinds, policy, INSPECTED_CAPACITY, 4) for policy in POLICIES
     }
     with opened as tensors:
-        parameters = tensors.count_parameters()
+        parameters, own = tensors.count_parameters(), mtp_fault(config, tensors) is None
     return {
         "path": str(folder),
         "architecture": config.architecture,
@@ -48,11 +49,8 @@ def inspect(path: str) -> dict[str, object]:
         "state_bytes_per_token": specs["log"].attention_bytes(PAGE) // PAGE,
         "state_bytes_per_sequence": {p: spec.recurrent_bytes() for p, spec in specs.items()},
         "mtp_layers": config.mtp_layers,
-        "drafters": [
-            method
-            for method in METHODS
-            if method not in ("off", "auto") and (method != "mtp" or config.mtp_layers == 1)
-        ],
+        "drafters": [*NGRAM_METHODS, *(["mtp"] if own else [])],
+        "drafters_with_a_file": [*DRAFT_METHODS, "eagle3", *BLOCK_METHODS],
     }
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from outrider.assemble.budget import budget_factory
 from outrider.assemble.calibration import drafts_of, windows_of
-from outrider.assemble.drafter import DraftModel, draft_state, drafter_factory
+from outrider.assemble.drafter import (
+    DraftModel,
+    draft_state,
+    drafter_factory,
+    make_draft_model,
+)
 from outrider.assemble.memory import Allocated, check_allocations_fit, free_bytes
 from outrider.assemble.parts import Parts
 from outrider.assemble.setup import make_picker
@@ -102,7 +107,8 @@ def load_by_llama_cpp(config: RunConfig, sequences: int, drafters: int) -> Parts
     target, windows = _with_snapshots(config, target, windows)
     contexts = [target, *([draft] if isinstance(draft, GgufModel) else [])]
     _check_memory(contexts)
-    model, drafting = target.context(), _drafting(draft, target)
+    model = target.context()
+    drafting = _drafting(draft, config.speculative.draft_model, target)
     policy: Policy = "snapshots" if model.context.snapshots else "checkpoint"
     stage = LlamaStage(model, policy, make_picker)
     return Parts(
@@ -199,7 +205,8 @@ def _open_draft(
             return _open_draft_file(path, config.target, target, sequences)
         options = replace(load_options(config.target), max_length=None)
         decoder = load_decoder(path, Kernels(exact=False), options)
-        return DraftModel(decoder, _shared(load_tokenizer(path), decoder.vocab_size, target))
+        tokenizer, rows = load_tokenizer(path), target.weights.vocab_size
+        return make_draft_model(name, decoder, tokenizer, target.tokenizer, rows)
     except CheckpointError as error:
         raise CheckpointError(
             f"speculative.draft_model = {name!r} cannot be loaded: {error}"
@@ -216,22 +223,18 @@ def _open_draft_file(
         settings = replace(target.settings, sequences=sequences)
         return replace(target, name=name, settings=settings)
     draft = _open(path, replace(config, max_length=None), sequences, name)
-    _shared(draft.tokenizer, draft.weights.vocab_size, target)
+    shared_vocabulary(target.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
     length = min(draft.settings.length, target.settings.length)
     return replace(draft, settings=replace(draft.settings, length=length))
 
 
-def _shared(tokenizer: Tokenizer, rows: int, target: GgufModel) -> int:
-    """How many ids mean the same to both; ConfigError where one does not."""
-    shared = shared_vocabulary(target.tokenizer.vocabulary(), tokenizer.vocabulary())
-    return min(shared, rows, target.weights.vocab_size)
-
-
-def _drafting(draft: GgufModel | DraftModel | None, target: GgufModel) -> DraftModel | None:
+def _drafting(
+    draft: GgufModel | DraftModel | None, name: str | None, target: GgufModel
+) -> DraftModel | None:
     if not isinstance(draft, GgufModel):
         return draft
-    shared = _shared(draft.tokenizer, draft.weights.vocab_size, target)
-    return DraftModel(draft.context(), shared)
+    tokenizer, rows = target.tokenizer, target.weights.vocab_size
+    return make_draft_model(str(name), draft.context(), draft.tokenizer, tokenizer, rows)
 
 
 def _check_memory(models: Sequence[GgufModel]) -> None:

@@ -12,6 +12,7 @@ from outrider.config.run import (
     SpeculativeConfig,
     StagesConfig,
     TargetConfig,
+    VerifyWindowConfig,
 )
 from outrider.errors import ConfigError
 
@@ -20,6 +21,7 @@ def check(config: RunConfig) -> RunConfig:
     """Return `config` unchanged; raise ConfigError where two settings contradict each other."""
     _check_target(config.target)
     _check_fallback(config.speculative)
+    _check_room(config.speculative)
     _check_draft_model(config.speculative)
     _check_windows(config.speculative)
     _check_stages(config.stages, config.speculative)
@@ -64,6 +66,30 @@ _FALLBACK = (
 def _is_serial(speculative: SpeculativeConfig) -> bool:
     window = speculative.verify_window
     return window.depth == 1 and window.runahead_tokens is None
+
+
+def _check_room(speculative: SpeculativeConfig) -> None:
+    """Refuse what leaves no row to a draft: the drafter would be loaded and never asked."""
+    method, window = speculative.method, speculative.verify_window
+    if method == "off":
+        return
+    if speculative.max_draft_tokens == 0:
+        raise ConfigError(
+            f"speculative.max_draft_tokens = 0 would never draft by speculative.method = {method!r}"
+            ": use at least 1, or speculative.method = 'off' to decode plainly."
+        )
+    for name, rows in (("runahead_tokens", window.runahead_tokens), ("max_tokens", _rows(window))):
+        if rows == 1:
+            raise ConfigError(
+                f"speculative.verify_window.{name} = 1 would never draft by speculative.method = "
+                f"{method!r}, since the pending token takes the one row: use at least 2, or "
+                "speculative.method = 'off' to decode plainly."
+            )
+
+
+def _rows(window: VerifyWindowConfig) -> int | None:
+    """Rows of a window that nothing follows; where windows do, drafts have those to themselves."""
+    return window.max_tokens if window.depth == 1 and window.runahead_tokens is None else None
 
 
 def _check_draft_model(speculative: SpeculativeConfig) -> None:

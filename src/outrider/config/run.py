@@ -69,6 +69,7 @@ class TargetConfig:
 class VerifyWindowConfig:
     """Windows in flight: rows of one window, windows at once, or a budget of rows instead.
 
+    The pending token takes one row of an epoch's first window, so one row in flight holds no draft.
     `max_tokens` None means: as many as `max_draft_tokens` needs, or 16 where that is "auto" (8
     with several windows in flight).
     """

@@ -37,7 +37,7 @@ PACE = 0.95
 """What earlier passes of a session count for beside its last one."""
 PROBE_SHARE = 0.01
 RAREST = 16.0
-LOOK = 128
+LOOK = 64
 """Passes between two in which nobody drafts, to see what these cost by now."""
 MEMORY = 0.998
 
@@ -160,7 +160,13 @@ class Company:
     @property
     def plain(self) -> float:
         """A session's share of a pass in which nobody drafts."""
-        return self._at(self._plain, self.sessions) / self.sessions
+        return self._nobody / self.sessions
+
+    @property
+    def _nobody(self) -> float:
+        """A pass in which nobody drafts; at the least that it may be, since few were measured."""
+        n = self.sessions
+        return self._plain.least(n) if n < len(self._plain) else self._at(self._plain, n)
 
     @property
     def fair_price(self) -> float:
@@ -173,7 +179,7 @@ class Company:
         if self.price < NOBODY:
             return self.price / self.speed
         n = self.sessions
-        return max(self._at(self._mixed, 2 * n) - self._at(self._plain, n), 0.0) / n
+        return max(self._at(self._mixed, 2 * n) - self._nobody, 0.0) / n
 
     def pay(self, cost: float) -> bool:
         """Whether a session may draft for `cost` to see whether that pays."""
@@ -207,14 +213,14 @@ class Company:
         """The price that gives the greatest speed, and that."""
         count = tokens = float(self.sessions)
         share = 1.0 / self._weight
-        best = plain = tokens / self._at(self._plain, self.sessions)
+        best = plain = tokens / self._nobody
         price = NOBODY
         for step in reversed(range(STEPS)):
             if not self._offered[0][step]:
                 continue
             count += share * self._offered[0][step]
             tokens += share * self._offered[1][step]
-            speed = tokens / self._at(self._mixed, ceil(count))
+            speed = tokens / max(self._at(self._mixed, ceil(count)), self._nobody)
             if speed > max(best, (1.0 + MARGIN) * plain):
                 best, price = speed, max(step / STEPS, LEAST)
         return price, best
@@ -238,4 +244,5 @@ class Company:
         most = len(curve) - 1
         if count <= most:
             return curve[count]
-        return curve[most] + (curve[most] - curve[1]) / max(most - 1, 1) * (count - most)
+        row = max(curve[most] - curve[1], 0.0) / max(most - 1, 1)
+        return curve[most] + row * (count - most)

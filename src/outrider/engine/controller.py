@@ -244,14 +244,20 @@ class Controller:
         return self._company.sessions == 1
 
     def _extra(self, drafts: int) -> float:
-        """Cost of verifying `drafts` beyond that of a plain step."""
+        """Cost of verifying `drafts` beyond that of a plain step; a row never costs less than
+        nothing, whatever two noisy measurements say."""
         if self._alone:
-            return self._verify[min(drafts, self._most) + 1] - self._verify[1]
+            return max(self._verify[min(drafts, self._most) + 1] - self._plain(), 0.0)
         return drafts * self._company.row
 
     def _plain(self) -> float:
-        """A plain step: among others, the share of a pass in which all decode plainly."""
-        return self._verify[1] if self._alone else self._company.plain
+        """A plain step: among others, the share of a pass in which all decode plainly.
+
+        At the least that it may be: while drafting it is measured seldom, and three slow passes
+        would make every draft look like a gain. Where drafting does not gain against that, plain
+        rounds follow, which measure it again.
+        """
+        return self._verify.least(1) if self._alone else self._company.plain
 
     def _speed(self) -> float:
         """Long-run tokens per cost, plain decoding at least; of all together among others."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-RECENT = 9
+RECENT = 13
 """Observations per count that its median is taken over: a hiccup of the machine moves nothing."""
 
 ENOUGH = 3
@@ -31,6 +31,7 @@ class Curve:
         self._scaled: list[int] = []
         self._scales: list[float] = []
         self._seen: dict[int, deque[tuple[int, float]]] = {}
+        self._lows: dict[int, float] = {}
         self._costs: dict[int, float] = {}
         self._clock = 0
 
@@ -52,6 +53,15 @@ class Curve:
         if self._clock % EVERY == 0:
             self._rescale()
 
+    def least(self, count: int) -> float:
+        """The least that `count` may cost, by the spread of its observations; never above `[]`.
+
+        Of a few slow ones the median is slow, too. What all else is compared with must not be
+        thought dearer than it is, or everything else seems to gain.
+        """
+        low = self._lows.get(_like(count))
+        return self[count] if low is None else min(self._shape[count] * low, self[count])
+
     def lacks(self, count: int) -> bool:
         """Whether others were observed and this count, of late, was not."""
         return self._clock > 0 and len(self._fresh(_like(count))) < ENOUGH
@@ -65,6 +75,7 @@ class Curve:
         known = {count: median(found) for count, found in fresh.items() if len(found) >= ENOUGH}
         if known:
             self._scaled, self._scales = list(known), list(known.values())
+            self._lows = {count: _low(fresh[count]) for count in known}
             self._costs.clear()
 
     def _scale(self, count: int) -> float:
@@ -77,6 +88,12 @@ class Curve:
         low, high = self._scaled[place - 1], self._scaled[place]
         first, last = self._scales[place - 1], self._scales[place]
         return first + (last - first) * (count - low) / (high - low)
+
+
+def _low(found: Sequence[float]) -> float:
+    """The low end of what the median of all may be, one standard deviation of ranks below that of
+    `found`: of n values about n / 2 +- sqrt(n) / 2 lie below it. The least of three."""
+    return sorted(found)[max(int((len(found) - len(found) ** 0.5) / 2), 0)]
 
 
 def _like(count: int) -> int:

@@ -17,8 +17,8 @@ from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.head import Head
 from outrider.models.load import MTP_PREFIX, LoadOptions, build_layer
-from outrider.models.model_file import open_tensors
-from outrider.models.weights import WeightReader
+from outrider.models.model_file import is_gguf, open_tensors
+from outrider.models.weights import TensorSource, WeightReader
 from outrider.ops.linear import Linear
 from outrider.ops.norm import fold_norm, length_eps, rms_norm, unit_rows
 from outrider.ops.selftest import Kernels
@@ -44,15 +44,36 @@ def mtp_tap(config: ModelConfig) -> int:
     return config.num_layers if READS_NORMED else config.num_layers - 1
 
 
-def load_mtp(folder: Path, target: Decoder, kernels: Kernels, options: LoadOptions) -> Head:
-    """The MTP layer of the target in `folder`; CheckpointError where it has none, or several."""
-    config, opened = open_tensors(folder)
+def mtp_fault(config: ModelConfig, tensors: TensorSource) -> str | None:
+    """Why the MTP layer of a model cannot be used, in half a sentence; None where it can."""
     if config.mtp_layers != 1:
-        raise CheckpointError(
-            f"{folder} has {config.mtp_layers} MTP layers (mtp_num_hidden_layers), and method mtp "
-            "needs a target with exactly one: use another method, such as suffix."
+        return (
+            f"{tensors.folder} has {config.mtp_layers} MTP layers (mtp_num_hidden_layers), and "
+            "method mtp needs a target with exactly one"
         )
+    if is_gguf(tensors.folder):
+        return f"{tensors.folder} is a GGUF file, and MTP layers of GGUF files are not read"
+    if f"{MTP_PREFIX}fc.weight" not in tensors.names:
+        return (
+            f"{tensors.folder} was saved without the tensors of the MTP layer that its config.json "
+            f"names ({MTP_PREFIX}fc.weight is missing)"
+        )
+    return None
+
+
+def holds_mtp(path: Path) -> bool:
+    """Whether the model at `path` has an MTP layer that `load_mtp` can read; reads headers only."""
+    config, opened = open_tensors(path)
+    with opened as tensors:
+        return mtp_fault(config, tensors) is None
+
+
+def load_mtp(folder: Path, target: Decoder, kernels: Kernels, options: LoadOptions) -> Head:
+    """The MTP layer of the target in `folder`; CheckpointError where `mtp_fault` finds one."""
+    config, opened = open_tensors(folder)
     with opened as checkpoint:
+        if fault := mtp_fault(config, checkpoint):
+            raise CheckpointError(f"{fault}: use another method, such as suffix.")
         reader = WeightReader(
             checkpoint, MTP_PREFIX, options.dtype, options.device, config.zero_centred_norm
         )

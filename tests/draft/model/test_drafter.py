@@ -10,6 +10,7 @@ from outrider.core_types import Commit, Context
 from outrider.draft.choice import GreedyChooser, SampledChooser
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
+from outrider.draft.model.vocab import Rows
 from outrider.errors import ConfigError, StageError
 from outrider.models.decoder import Decoder
 from outrider.sampling.params import SamplingParams
@@ -271,6 +272,32 @@ def test_a_context_beyond_the_draft_models_length_gets_no_draft(hybrid: Decoder)
     assert draft is not None
     assert len(draft.tokens) == 3
     assert drafter.propose(Context(tokens), 8) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_token_that_the_model_lacks_is_read_as_another_one(
+    hybrid: Decoder, monkeypatch, policy: str
+) -> None:
+    """In the prompt, among what was committed, in the suffix; and nothing runs twice for it."""
+    lacked, instead = VOCAB + 5, 7
+    settings = DraftStateSettings(policy=policy)
+    drafter = DraftModelDrafter(
+        hybrid, GreedyChooser(vocab_size=VOCAB), settings, rows=Rows(VOCAB, instead)
+    )
+    passes, committed, suffix = Passes(monkeypatch), [], []
+    for added, behind in (([3, lacked, 5], []), ([lacked], [4]), ([4, 9], [lacked, 6])):
+        follow(drafter, committed, added)
+        suffix = behind
+        context = Context(committed, suffix)
+        read = [token if token < VOCAB else instead for token in (*committed, *suffix)]
+        draft = drafter.propose(context, 3)
+        assert draft is not None
+        assert (draft.tokens, draft.confidence) == fresh_draft(hybrid, policy, read, 3)
+    before = len(passes.rows)
+    again = drafter.propose(Context(committed, suffix), 1)
+    assert again is not None
+    assert again.tokens == draft.tokens[:1]
+    assert sum(passes.rows[before:]) < len(committed), "it knew the target's ids again"
 
 
 def sampled(decoder: Decoder, seed: int = 3) -> DraftModelDrafter:

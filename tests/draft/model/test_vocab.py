@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.draft.model.vocab import shared_vocabulary
+from outrider.draft.model.vocab import Rows, lacking, make_rows, shared_vocabulary
 from outrider.errors import ConfigError
 
 TARGET = {0: "<s>", 1: "a", 2: "b", 3: "c"}
@@ -38,3 +38,14 @@ def test_a_hole_is_a_difference_unless_both_have_it():
 def test_an_empty_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="no token in common"):
         shared_vocabulary(TARGET, {})
+
+
+def test_one_row_stands_for_all_tokens_beyond_the_models_own():
+    assert Rows(4, instead=2).of([0, 3, 4, 9, 1]) == [0, 3, 2, 2, 1]
+    assert make_rows(4, [9, 3, 2]) == Rows(4, instead=2), "the first end token that has a row"
+    assert make_rows(4, [9]) == Rows(4, instead=0)
+
+
+def test_what_a_model_lacks_are_tokens_and_no_padding():
+    assert lacking({**TARGET, 6: "</think>", 5: "<think>"}, 4) == [5, 6]
+    assert lacking(TARGET, 4) == []

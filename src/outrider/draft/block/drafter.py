@@ -28,6 +28,8 @@ class BlockDrafter(TapDrafter):
         self._backlog.check(self.name, context)
         layout = self._model.layout
         if self._backlog.end + layout.block_size > self._model.trunk.max_length:
+            if self._model.reach:
+                self._model.reach.ended(self._model.trunk.max_length)
             return None
         self._catch_up()
         count = min(budget, layout.max_drafts)

@@ -25,6 +25,7 @@ from outrider.draft.block.heads import FREQUENCIES, ConfidenceHead, LogSnr, Mark
 from outrider.draft.block.layout import check_method
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import Trunk
+from outrider.draft.reach import Reach
 from outrider.errors import CheckpointError
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import ModelConfig
@@ -105,6 +106,11 @@ def _check_target(config: BlockConfig, target: ModelConfig) -> None:
                 f"the drafter's {key} = {mine}, but the target has {theirs}: it was made for "
                 "another target."
             )
+    if trunk.max_length <= layout.block_size:
+        raise CheckpointError(
+            f"the drafter's context of {trunk.max_length} tokens has no room for a token and a "
+            f"block of {layout.block_size}, so it could never draft: use another drafter."
+        )
     for tap in layout.taps:
         if not -1 <= tap <= target.num_layers:
             raise CheckpointError(
@@ -142,6 +148,7 @@ class _Parts:
             added=self._log_snr(),
             ids=ids,
             greedy=greedy_rows(trunk.mixer(0).fused, markov, confidence, ids),
+            reach=Reach(f"the drafter {self.reader.checkpoint.folder}"),
         )
 
     def _has(self, name: str) -> bool:

@@ -12,6 +12,7 @@ from outrider.draft.block.heads import ConfidenceHead, MarkovHead
 from outrider.draft.block.layout import BlockLayout
 from outrider.draft.block.trunk import BlockContext, Trunk
 from outrider.draft.choice import Choice, Chooser, GreedyChooser, check_finite, top_probabilities
+from outrider.draft.reach import Reach
 from outrider.ops.linear import Linear
 
 
@@ -21,7 +22,7 @@ class BlockModel:
 
     added: what log-SNR conditioning adds to the embeddings of anchor and masks [2, hidden], or
     None. ids: target ids int64 [rows of the head matrix], None where they are the same. greedy: the
-    compiled way to choose, where these heads have one.
+    compiled way to choose, where these heads have one. reach: is told when a text has outgrown it.
     """
 
     config: BlockConfig
@@ -34,6 +35,7 @@ class BlockModel:
     added: Tensor | None = None
     ids: Tensor | None = None
     greedy: GreedyRows | None = None
+    reach: Reach | None = None
 
     @property
     def layout(self) -> BlockLayout:

@@ -12,6 +12,8 @@ from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
 from outrider.draft.model.ahead import Ahead
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
+from outrider.draft.model.vocab import Rows
+from outrider.draft.reach import Reach
 from outrider.models.base import Model
 
 
@@ -27,11 +29,16 @@ class DraftModelDrafter:
         chooser: Chooser,
         settings: DraftStateSettings | None = None,
         ahead: Ahead | None = None,
+        rows: Rows | None = None,
+        reach: Reach | None = None,
     ) -> None:
         """`chooser` picks tokens from the draft's logits and knows what the target shares; `ahead`
-        says how far to go where several windows are in flight."""
-        self._chooser, self._ahead = chooser, ahead
-        self._runner: DraftRunner | None = DraftRunner(decoder, settings or DraftStateSettings())
+        says how far to go where several windows are in flight. `rows` are those of the model's
+        embedding; `reach` is told, where given, when a text has outgrown the model."""
+        self._chooser, self._ahead, self._reach = chooser, ahead, reach
+        self._runner: DraftRunner | None = DraftRunner(
+            decoder, settings or DraftStateSettings(), rows
+        )
 
     @torch.inference_mode()
     def propose(self, context: Context, budget: int) -> Draft | None:
@@ -40,7 +47,10 @@ class DraftModelDrafter:
         Takes a pass per token, the first one over everything not yet consumed.
         """
         assert self._runner is not None, "a closed drafter was used"
-        count = min(budget, self._runner.max_length - len(context) + 1)
+        room = self._runner.max_length - len(context) + 1
+        if room < 1 and self._reach:
+            self._reach.ended(self._runner.max_length)
+        count = min(budget, room)
         if self._ahead:
             count = min(count, self._ahead.room(context))
         draft = self._propose(self._runner, context, count) if count > 0 else None

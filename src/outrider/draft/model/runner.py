@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider.core_types import Commit, Context
 from outrider.draft.base import Kept
 from outrider.draft.model.sync import DraftSync, Reset, Restorable, Trim, between
+from outrider.draft.model.vocab import Rows
 from outrider.models.base import Model
 from outrider.models.pass_plan import Span
 from outrider.state.rollback import Rollback
@@ -38,8 +39,12 @@ class DraftRunner:
     or, where the capacity is too small for it, from a checkpoint at the last committed token.
     """
 
-    def __init__(self, decoder: Model, settings: DraftStateSettings) -> None:
+    def __init__(
+        self, decoder: Model, settings: DraftStateSettings, rows: Rows | None = None
+    ) -> None:
+        """`rows` say which ids the model knows; by default as many as it has logits."""
         self._decoder = decoder
+        self._rows = rows or Rows(decoder.vocab_size)
         self._state = decoder.new_state(settings.policy, settings.capacity)
         self._sync = DraftSync()
         self._saved: Checkpoint | None = None
@@ -156,9 +161,9 @@ class DraftRunner:
         return hidden
 
     def _run(self, tokens: Sequence[int], revocable: bool) -> Tensor:
-        """One pass; return the last row, hidden [1, width]."""
+        """One pass over tokens of the target; return the last row, hidden [1, width]."""
         self._newest = None
-        ids = torch.tensor(tokens, device=self._decoder.device)
+        ids = torch.tensor(self._rows.of(tokens), device=self._decoder.device)
         span = Span(self._state, len(tokens), revocable=revocable, wanted=1)
         hidden, _ = self._decoder.run(self._decoder.embed(ids), [span])
         self._sync.record(tokens)
