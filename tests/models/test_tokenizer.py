@@ -269,6 +269,17 @@ def test_template_cannot_leave_its_sandbox(folder):
         Tokenizer.load(folder(chat_template=escape)).render_chat(CHATS[0])
 
 
+@pytest.mark.parametrize(
+    "template", ["{{ 1 // messages[0].content | length }}", "{{ messages[0].nothing.at_all }}"]
+)
+def test_a_template_that_fails_refuses_the_messages(folder, template):
+    """Whatever it raises; and clients do not learn where the model lies."""
+    path = folder(chat_template=template)
+    with pytest.raises(RequestError, match="refused the messages") as caught:
+        Tokenizer.load(path).render_chat([{"role": "user", "content": ""}])
+    assert str(path) not in str(caught.value)
+
+
 def test_no_chat_template_is_refused(folder):
     tokenizer = Tokenizer.load(folder())
     assert not tokenizer.has_chat_template

@@ -62,10 +62,10 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **values,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # A template is a program, and may fail like any.
             raise RequestError(
-                f"The chat template in {self._origin} refused the messages "
-                f"({shown(str(error))}): change their roles, order or contents."
+                f"The model's chat template refused the messages ({shown(str(error))}): change "
+                "their roles, order or contents."
             ) from None
 
 
