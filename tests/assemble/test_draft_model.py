@@ -78,7 +78,7 @@ def test_drafting_goes_on_where_the_draft_model_lacks_tokens(
         engine = load(files["whole"], method=method, draft_model=model, **WINDOWS[window])
     assert said(caplog, "lacks") == [
         f"speculative.draft_model = {model!r} lacks 2 of the target's tokens, '<tool_call>' first: "
-        "it never drafts them, and reads '<|im_end|>' where one stands in a text."
+        "it never drafts them, and reads '<|endoftext|>' where one stands in a text."
     ]
     sampling, lacked = SamplingParams(temperature=temperature, seed=4), 0
     for more in ("", " <tool_call>", "   x", "<tool_call>" * 3):
