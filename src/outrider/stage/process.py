@@ -99,7 +99,10 @@ def _stopped(process: subprocess.Popen[bytes]) -> bool:
     if process.poll() is not None:
         return False
     look = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, look) is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, look) is not None
+    except ChildProcessError:  # It has ended since.
+        return False
 
 
 def _ending(code: int) -> str:
