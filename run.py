@@ -37,6 +37,7 @@ USAGE = """usage: python3 run.py COMMAND [ARGUMENTS]
   test             the test suite; ARGUMENTS go to pytest
   check            formatting, lint, types, layers, changelog
   soak             the full product of test cells and the long runs
+  test-cluster     tests that need a Ray cluster of this machine
   test-llama-cpp   tests that need llama.cpp, which is compiled (4 minutes)
   test-browser     tests that need a browser
 
@@ -83,7 +84,8 @@ def test(arguments: list[str]) -> int:
 
 def soak(arguments: list[str]) -> int:
     """Everything: the empty marker expression lifts the default deselection."""
-    return call_pytest([*PARALLEL, "-m", "", "--timeout", "3600", *arguments])
+    everywhere = [*PARALLEL, "-m", "", "--timeout", "3600", "tests", "tests/cluster"]
+    return call_pytest([*everywhere, *arguments])
 
 
 def call_pytest(arguments: list[str], packages: tuple[str, ...] = ()) -> int:
@@ -184,6 +186,11 @@ def call_counting(argv: list[str], extra: dict[str, str]) -> int:
     if process.returncode:
         print("".join(last), flush=True)
     return process.returncode
+
+
+def test_cluster(arguments: list[str]) -> int:
+    """Stages on a Ray cluster that the tests start on this machine."""
+    return call_pytest(["tests/cluster", *arguments])
 
 
 def test_browser(arguments: list[str]) -> int:
@@ -372,6 +379,7 @@ COMMANDS = {
     "test": test,
     "check": check,
     "soak": soak,
+    "test-cluster": test_cluster,
     "test-llama-cpp": test_llama_cpp,
     "test-browser": test_browser,
 }

