@@ -121,6 +121,7 @@ def test_the_context_ends_with_length(dense, depth, room):
         (["a", "b"], {}, "the prompt holds 'a', which is no token id: .* several prompts are req"),
         ([[1, 2]], {}, r"the prompt holds \[1, 2\], which is no token id"),
         ([1.5], {}, "the prompt holds 1.5, which is no token id"),
+        ([65, True], {}, "the prompt holds True, which is no token id"),
         ("a\ud83d", {}, r"the prompt holds '\\ud83d' at 1, half of a surrogate pair"),
         ([1], {"max_tokens": "8"}, "max_tokens = '8' is no whole number: use 1 or more"),
         ([1], {"max_tokens": 8.0}, "max_tokens = 8.0 is no whole number"),

@@ -57,7 +57,8 @@ class Fault:
 @dataclass(frozen=True)
 class Plant:
     """Where a fault is planted, how many requests it may end with an error, and how many drafters
-    it ends; `early`: while the prompts are read, otherwise once all have got some tokens."""
+    it ends; `early`: while the prompts are read, otherwise once all have got some tokens.
+    `restarts`: it fails a pass of several requests, which begin it anew."""
 
     owner: Any
     name: str
@@ -65,6 +66,7 @@ class Plant:
     drafters: int = 0
     after: bool = False
     early: bool = False
+    restarts: bool = False
 
 
 PLANTS = {
@@ -82,11 +84,11 @@ PLANTS = {
     "open": Plant(Part, "open", errors=1, early=True),
     "submit": Plant(LocalStage, "submit", errors=1),
     "submit, of a prompt": Plant(LocalStage, "submit", errors=1, early=True),
-    "poll": Plant(LocalStage, "poll"),
-    "poll, its answers lost": Plant(LocalStage, "poll", after=True),
-    "poll, of prompts": Plant(LocalStage, "poll", after=True, early=True),
-    "a layer of a shared pass": Plant(DecoderLayer, "__call__", after=True),
-    "a layer of a pass over prompts": Plant(DecoderLayer, "__call__", early=True),
+    "poll": Plant(LocalStage, "poll", restarts=True),
+    "poll, its answers lost": Plant(LocalStage, "poll", after=True, restarts=True),
+    "poll, of prompts": Plant(LocalStage, "poll", after=True, early=True, restarts=True),
+    "a layer of a shared pass": Plant(DecoderLayer, "__call__", after=True, restarts=True),
+    "a layer of a pass over prompts": Plant(DecoderLayer, "__call__", early=True, restarts=True),
     "close": Plant(Part, "close"),
     "close, after it was done": Plant(Part, "close", after=True),
     "finding a prefix": Plant(PrefixCache, "find", early=True),
@@ -132,7 +134,7 @@ CASES = [*((name, "greedy") for name in PLANTS), *((name, "seeded") for name in 
 
 
 @pytest.mark.parametrize(("name", "sampling"), CASES)
-def test_a_fault_ends_one_request_at_most(hybrid, monkeypatch, name, sampling):
+def test_a_fault_ends_one_request_at_most(hybrid, monkeypatch, caplog, name, sampling):
     plant = PLANTS[name]
     outputs = hybrid.oracle(sampling, prompts(REQUESTS), TOKENS)
     stage = hybrid.stage("log", 8)
@@ -149,8 +151,10 @@ def test_a_fault_ends_one_request_at_most(hybrid, monkeypatch, name, sampling):
         assert fault.raised == 1, "the fault was there"
         assert (seen.running, seen.waiting, stage.num_sessions) == (0, 0, 0)
         check(events, outputs, plant)
+        failed = [record for record in caplog.records if "a pass failed" in record.message]
+        assert len(failed) == plant.restarts, "what fails is said"
         again = run(scheduler, outputs, Fault(), plant, SAMPLINGS[sampling], callers(outputs))
-        check(again, outputs, replace(plant, errors=0, drafters=0))
+        check(again, outputs, replace(plant, errors=0, drafters=0, restarts=False))
         stage.check()
     finally:
         scheduler.close()
@@ -175,6 +179,8 @@ def check(events, outputs, plant):
     for result, output in results:
         assert result.token_ids == output.tokens
     assert sum(result.counters.drafter_faults for result, _ in results) == plant.drafters
+    restarted = sum(result.counters.restarts for result, _ in results)
+    assert (restarted > 1) == plant.restarts
     told = [line for result, _ in results for line in result.budget if "drafter failed" in line]
     assert len(told) == plant.drafters
     assert sum(result.counters.accepted for result, _ in results) > 0

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from outrider.draft.lookup.suffix import SuffixDrafter
-from outrider.engine.engine import Engine
+from outrider.engine.engine import MOST_FAILURES, Engine
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import BusyError, DownError, StageError
 from tests.exactness.targets import admission, engine, prompts
@@ -79,6 +79,33 @@ def test_an_engine_that_fails_is_made_anew(hybrid, supervised):
     assert caller.result().token_ids == output.tokens
     seen = scheduler.snapshot().result(timeout=SECONDS)
     assert (seen.running, seen.waiting) == (0, 0)
+
+
+def test_an_engine_whose_every_pass_fails_is_made_anew(hybrid, supervised):
+    """Each request of it ends with an error of its own, which tells nobody that it is broken."""
+    scheduler, broken = supervised(0)
+    polls = []
+
+    def failing():
+        polls.append(1)
+        raise RuntimeError("the device is gone")
+
+    broken.made[0].stage.poll = failing
+    for _ in range(20):
+        caller = Caller()
+        try:
+            ask(scheduler, prompts()[1], caller)
+        except DownError:
+            break
+        event = caller.ended.get(timeout=SECONDS)
+        if not isinstance(event, StageError):
+            break
+    assert len(polls) == MOST_FAILURES
+    wait_for(lambda: len(broken.made) == 2 and scheduler._shared.down is None)
+    output = hybrid.oracle("greedy", prompts(), 40)[1]
+    caller = Caller()
+    ask(scheduler, output.prompt, caller)
+    assert caller.result().token_ids == output.tokens
 
 
 @pytest.mark.parametrize("times", [1, 9])

@@ -173,6 +173,29 @@ def test_more_connections_than_allowed_are_refused_and_places_come_back(hybrid):
             assert time.monotonic() < deadline, "no place came back"
 
 
+def test_a_client_that_takes_nothing_of_its_answer_is_hung_up_on(hybrid):
+    """Its answer, megabytes of it, is memory that nobody else can have."""
+    body = {"prompt": [[5] * 400] * 48, "echo": True, "logprobs": 20, "max_tokens": 0}
+    data = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(data)}\r\n\r\n".encode()
+    with (
+        running(
+            hybrid.stage("log", 8), config={"send_seconds": 0.5, "max_connections": 1}
+        ) as world,
+        listening(world) as address,
+    ):
+        size = len(httpx.post(f"{address}/v1/completions", json=body, timeout=HANG).content)
+        assert size > 8 << 20, "more than the sockets hold"
+        with connect(address) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(head + data)
+            deadline = time.monotonic() + HANG
+            while not lets_in(address):  # There is no other place.
+                assert time.monotonic() < deadline, "it is still waited for"
+                time.sleep(0.1)
+
+
 def lets_in(address):
     try:
         return httpx.get(f"{address}/health").status_code == 200

@@ -3,6 +3,7 @@ goes on."""
 
 import asyncio
 import json
+import re
 import threading
 
 import httpx
@@ -67,11 +68,11 @@ def test_one_fault_beside_other_streams(hybrid, monkeypatch, owner, name, errors
         assert all(text == truth for text, error in found if error is None)
         assert all(truth.startswith(text) for text, _ in found)
         assert world.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
-        faults = [
-            line for line in world.get("/metrics").text.splitlines() if "er_faults_to" in line
-        ]
-        counted = sum(float(line.split()[-1]) for line in faults if not line.startswith("#"))
-        assert counted == (name == "propose")
+        figures = world.get("/metrics").text
+        assert ('outrider_streams_failed_total{code="engine_error"} 1.0' in figures) == bool(errors)
+        for figure, there in (("drafter_faults", name == "propose"), ("restarts", name == "poll")):
+            lines = re.findall(rf"^outrider_{figure}_total{{.*}} (.*)$", figures, re.MULTILINE)
+            assert (sum(map(float, lines)) > 0) == there
         assert world.complete(**BODY)["choices"][0]["text"] == truth
 
 

@@ -20,6 +20,7 @@ OWN = (
     "localhost",
     "localhost:8000",
     "LOCALHOST:1",
+    "localhost.",
     "127.0.0.1:8000",
     "127.9.9.9",
     "[::1]:80",
@@ -164,6 +165,13 @@ def test_a_body_must_be_declared_as_json(world, kind):
     answer = world.ask("/v1/completions", JSON, **{"content-type": kind})
     refused(answer, 415, None, "send JSON as 'application/json'")
     assert code(answer) == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br"])
+def test_an_encoded_body_is_no_json(world, coding):
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    answer = world.ask("/v1/completions", JSON, **headers)
+    refused(answer, 415, None, f"the Content-Encoding '{coding}': send it as it is")
 
 
 @pytest.mark.parametrize(

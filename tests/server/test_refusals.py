@@ -46,7 +46,7 @@ COMPLETIONS = [
         None,
         "leave one of the two out",
     ),
-    ([], None, "the body"),
+    ([], None, "the body: must be a JSON object"),
     ("text", None, "the body"),
 ]
 CHATS = [

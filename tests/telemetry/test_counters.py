@@ -90,6 +90,7 @@ def test_timings_are_the_agreed_keys_and_json():
         "rollback_ms",
         "draft_rollback_ms",
         "drafter_faults",
+        "restarts",
         "draft_ms",
         "verify_ms",
         "exact",

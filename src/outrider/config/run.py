@@ -134,7 +134,8 @@ class ServerConfig:
     what is kept of earlier prompts (0: nothing). `prompt_rows` of a pass go to prompts while others
     decode. `max_connections` are open at once. Times are in seconds: the headers of a request may
     take `header_seconds` to arrive, its body `body_seconds`, all of it `request_seconds`, and it
-    has `shutdown_seconds` to finish once the server is told to end.
+    has `shutdown_seconds` to finish once the server is told to end. A client that takes nothing of
+    its answer for `send_seconds` is hung up on.
     """
 
     host: str = "127.0.0.1"
@@ -151,6 +152,7 @@ class ServerConfig:
     prompt_rows: int = field(default=64, metadata={"low": 64, "high": 4096})
     request_seconds: float = field(default=600.0, metadata={"low": 0.001})
     max_connections: int = field(default=512, metadata={"low": 1, "high": 100_000})
+    send_seconds: float = field(default=30.0, metadata={"low": 0.001})
     header_seconds: float = field(default=10.0, metadata={"low": 0.001})
     body_seconds: float = field(default=30.0, metadata={"low": 0.001})
     shutdown_seconds: float = field(default=20.0, metadata={"low": 0.0})

@@ -15,7 +15,7 @@ from typing import Protocol
 from outrider.core_types import TokenLogprob
 from outrider.draft.base import Drafter, KeepingDrafter
 from outrider.engine.budget import Budget, FixedBudget
-from outrider.engine.loop import step
+from outrider.engine.loop import step, survivors
 from outrider.engine.prefix import Prefix, PrefixCache, place_to_keep
 from outrider.engine.request import check_count, check_flag, check_sampling, encode_prompt
 from outrider.engine.session import (
@@ -38,6 +38,8 @@ from outrider.telemetry.counters import Counters, timings
 
 LOG = logging.getLogger(__name__)
 OFF = "off"
+MOST_FAILURES = 5
+"""Passes that fail in a row, after which it is not the requests' fault."""
 TEXT_CONTEXT = 5
 """Prompt tokens shown to the detokeniser: some tokenizers decode a token by the ones before it."""
 
@@ -220,6 +222,7 @@ class Engine:
         self._sessions: dict[int, Session] = {}
         self._ids = count()
         self._to_close: list[int] = []
+        self._failures = 0
         self._closed = False
 
     def generate(
@@ -412,15 +415,30 @@ class Engine:
     def step(self, prompt_rows: int = PREFILL_ROWS) -> None:
         """Move every running request forward by one pass; prompts get `prompt_rows` rows of it.
 
-        A request that fails ends with its `fault`; nothing of it is raised here.
+        A request that fails ends with its `fault`; nothing of it is raised here. Raises what passes
+        fail with where none succeeds any more: the engine is of no use then.
         """
-        for session in step(self._sessions, self.stage, prompt_rows):
-            self._restart(session)
+        try:
+            step(self._sessions, self.stage, prompt_rows)
+        except Exception as error:
+            self._recover(error)
+            return
+        self._failures = 0
         if self.prefixes:
             for session in self._sessions.values():
                 if session.prefilled == session.keep_at > 0 and not session.done:
                     self.prefixes.attempt(partial(self.prefixes.keep, session))
                     session.keep_at = 0
+
+    def _recover(self, error: Exception) -> None:
+        """Go on after a pass failed, with those of its sessions that are not to blame."""
+        self._failures += 1
+        lost = survivors(self._sessions.values(), error)
+        LOG.error("a pass failed, %d requests begin it anew", len(lost), exc_info=error)
+        for session in lost:
+            self._restart(session)
+        if self._failures >= MOST_FAILURES:
+            raise error
 
     def _restart(self, session: Session) -> None:
         """Bring a session back whose state the stage has lost, under a number of its own: what is

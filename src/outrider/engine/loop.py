@@ -4,8 +4,8 @@ A serial run is depth 1 and one session; everything else is more of the same.
 
 A failure ends the session that it belongs to and no other: what is raised while a session is served
 is its own, and a reply carries the fault of its window. Where a stage fails without saying whose
-failure it was, the caller brings all sessions that were in it back from their tokens, and they run
-one at a time until each has brought a token or failed alone.
+failure it was, `step` raises; the caller brings the `survivors` back from their tokens, and they
+run one at a time until each has brought a token or failed alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,29 +26,37 @@ MOST_RESTARTS = 2
 """How often a session is brought back after a pass that failed for an unknown session's sake."""
 
 
-def step(
-    sessions: Mapping[int, Session], stage: Stage, prompt_rows: int = PREFILL_ROWS
-) -> list[Session]:
+def step(sessions: Mapping[int, Session], stage: Stage, prompt_rows: int = PREFILL_ROWS) -> None:
     """Issue what can be issued for every live session, then take in what the stage answers.
 
     Prompts get `prompt_rows` rows together, so that running sessions move on beside long ones.
-    Returns the sessions whose state on the stage is lost: close each there and `restart` it.
+    Raises what the stage fails with; the states of all sessions that were in it are lost then.
     """
     live = _in_turn(sessions.values())
-    try:
-        for session in live:
-            if not session.has_prompt and not session.prefilling:
-                _issue(session, stage)
-        for session, window in _prompts(live, prompt_rows):
-            _submit(session, window, stage)
-        replies = stage.poll()
-    except Exception as error:
-        return _lost(sessions.values(), error)
-    for reply in replies:
+    for session in live:
+        if not session.has_prompt and not session.prefilling:
+            _issue(session, stage)
+    for session, window in _prompts(live, prompt_rows):
+        _submit(session, window, stage)
+    for reply in stage.poll():
         owner = sessions.get(reply.session)
         if owner is not None and not owner.done:
             _take(owner, reply, stage)
-    return []
+
+
+def survivors(sessions: Iterable[Session], error: Exception) -> list[Session]:
+    """After `step` raised: the sessions that were in the pass, to be closed on the stage and
+    restarted. One that was alone there, or has been brought back too often, ends with the error.
+
+    Raises the error where nothing was in flight, so that it is nobody's.
+    """
+    flying = [session for session in sessions if session.in_flight and not session.done]
+    if not flying:
+        raise error
+    for session in flying:
+        if len(flying) == 1 or session.counters.restarts >= MOST_RESTARTS:
+            fail(session, error)
+    return [session for session in flying if not session.done]
 
 
 def _issue(session: Session, stage: Stage) -> None:
@@ -83,16 +91,6 @@ def _take(session: Session, reply: Reply, stage: Stage) -> None:
             stage.void(session.id, void)
     except Exception as error:
         fail(session, error)
-
-
-def _lost(sessions: Iterable[Session], error: Exception) -> list[Session]:
-    """After a stage failed: the sessions that were in it. One that was alone there, or has been
-    brought back too often, ends with the error."""
-    flying = [session for session in sessions if session.in_flight and not session.done]
-    for session in flying:
-        if len(flying) == 1 or session.restarts >= MOST_RESTARTS:
-            fail(session, error)
-    return [session for session in flying if not session.done]
 
 
 def _prompts(live: Iterable[Session], rows: int) -> Iterator[tuple[Session, Window]]:

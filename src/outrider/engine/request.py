@@ -54,6 +54,8 @@ def _ids(prompt: object) -> list[int]:
     found: list[int] = []
     for token in prompt:
         try:
+            if isinstance(token, bool):
+                raise TypeError
             found.append(operator.index(token))
         except TypeError:
             raise RequestError(

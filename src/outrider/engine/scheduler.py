@@ -49,6 +49,8 @@ LOG = logging.getLogger(__name__)
 Event = Piece | GenerationResult | OutriderError
 """What comes of a request: pieces, then its result, or the error that ended it."""
 
+LEAVE_SECONDS = 1.0
+"""How long closing waits for an engine that is being loaded."""
 MOST_REMAKES = 3
 """How often in a row the engine is made anew without one request that ended well."""
 
@@ -235,7 +237,10 @@ class Scheduler:
         with self._shared.lock:
             self._shared.draining = self._shared.closing = True
             self._shared.lock.notify()
-        self._thread.join()
+        if self._engine is None:  # It may be loading for minutes, and dies with the process.
+            self._thread.join(LEAVE_SECONDS)
+        else:
+            self._thread.join()
 
     def _run(self) -> None:
         """Serve until this is closed, whatever fails meanwhile."""
@@ -266,7 +271,7 @@ class Scheduler:
         gc.collect()  # Its memory must be free before another one is loaded.
         try:
             self._engine = self._make_anew()
-        except Exception as again:
+        except BaseException as again:
             LOG.critical("the engine cannot be started again", exc_info=again)
             self._go_down(f"{reason} and cannot be started again ({again}): restart the server.")
             self._end_all(StageError(f"{reason}: the request was ended."))

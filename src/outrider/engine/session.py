@@ -64,9 +64,9 @@ class Session:
     The stage is sent the tokens up to `prefill_end` as a prompt: at first the prompt, and all but
     the pending token once the stage has lost the session's state (`restart`). `answered` counts the
     rows of it that a reply has come for, where hidden states are handed over; `in_flight` counts
-    windows without a reply. A `suspect` was in a pass that failed for an unknown session's sake
-    (`restarts` times) and runs alone until it has brought a token. `fault` is the error that ended
-    the request, `drafting_ended` why nothing is drafted any more.
+    windows without a reply. A `suspect` was in a pass that failed for an unknown session's sake and
+    runs alone until it has brought a token. `fault` is the error that ended the request,
+    `drafting_ended` why nothing is drafted any more.
     """
 
     id: int
@@ -91,7 +91,6 @@ class Session:
     observed: int = 0
     in_flight: int = 0
     suspect: bool = False
-    restarts: int = 0
     fault: Exception | None = None
     drafting_ended: str | None = None
     served: float = 0.0
@@ -487,4 +486,4 @@ def restart(session: Session, number: int) -> None:
     else:
         session.prefill_end = len(session.tokens) - 1
     session.suspect = True
-    session.restarts += 1
+    session.counters.restarts += 1

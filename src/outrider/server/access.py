@@ -43,6 +43,13 @@ def check_json(request: Request) -> None:
             f"the body has the Content-Type {kind!r}: send JSON as 'application/json'.",
             "unsupported_media_type",
         )
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise Problem(
+            415,
+            f"the body has the Content-Encoding {coding!r}: send it as it is.",
+            "unsupported_media_type",
+        )
 
 
 async def read(request: Request, most_bytes: int, seconds: float) -> bytes:

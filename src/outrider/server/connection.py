@@ -1,4 +1,5 @@
-"""A client's connection: a time for the headers of every request, and no more than some at once."""
+"""A client's connection: times for the headers of every request and for taking its answer, and no
+more than some connections at once."""
 
 import asyncio
 import json
@@ -24,11 +25,13 @@ class Connection(H11Protocol):
     """uvicorn's connection, closed where the headers of a request do not come in time.
 
     The time counts from the connection's begin, and later from the first byte after an answer, so
-    that neither silence nor single bytes hold a connection open.
+    that neither silence nor single bytes hold a connection open. A client that takes nothing of
+    its answer for long is hung up on: what waits for it is memory.
     """
 
     config: ConnectionConfig
     _timer: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request; refuse where too many are connected."""
@@ -54,9 +57,33 @@ class Connection(H11Protocol):
         elif self._timer is None:
             self._wait()
 
+    def pause_writing(self) -> None:
+        """The client takes its answer more slowly than it comes."""
+        super().pause_writing()
+        self._hang_up_later()
+
+    def resume_writing(self) -> None:
+        """The client has taken some."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which nothing came for long, though not all was taken."""
+        super().timeout_keep_alive_handler()
+        self._hang_up_later()
+
+    def _hang_up_later(self) -> None:
+        if self._stalled is None:
+            seconds = self.config.limits.send_seconds
+            self._stalled = self.loop.call_later(seconds, self.transport.abort)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
         self._stop()
+        if self._stalled is not None:
+            self._stalled.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:

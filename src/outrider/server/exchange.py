@@ -134,6 +134,7 @@ class Exchange:
                 await self._pass_on(choices, found, send)
             last = choices.closing()
         except (OutriderError, Problem) as error:
+            self.metrics.fail(self.plan.id, problem_of(error))
             last = b"".join(writing.event(problem_of(error).body()))
         await send({"type": "http.response.body", "body": last})
 

@@ -59,7 +59,7 @@ def names_server(host: str, config: ServerConfig) -> bool:
     if ANY in allowed or not (allowed or open_here):
         return True
     found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", host)
-    name = found[1].lower().strip("[]") if found else ""
+    name = found[1].lower().strip("[]").removesuffix(".") if found else ""
     return is_loopback(name) or name in (*allowed, config.host.lower())
 
 

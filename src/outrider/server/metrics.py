@@ -1,5 +1,6 @@
 """Figures for Prometheus. The speculation counters end as other servers' do: `spec_decode_…`."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from prometheus_client.core import (
 )
 
 from outrider.engine.scheduler import Event, Piece, Snapshot
+from outrider.server.problems import Problem
 from outrider.telemetry.counters import Counters
 
+LOG = logging.getLogger(__name__)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 SIMPLE: tuple[tuple[str, str, str], ...] = (
     ("prompt_tokens", "prompt_n", "Prompt tokens of requests that got their first token"),
@@ -26,6 +29,7 @@ SIMPLE: tuple[tuple[str, str, str], ...] = (
     ("spec_decode_num_proposed_tokens", "proposed", "Drafts offered, voided ones included"),
     ("spec_decode_fallback_tokens", "fallback_tokens", "Drafts of the fallback"),
     ("drafter_faults", "drafter_faults", "Drafters that failed; their requests went on plainly"),
+    ("restarts", "restarts", "States brought back from their tokens after a pass had failed"),
     ("windows_voided", "windows_voided", "Windows that became stale in flight"),
     ("windows_skipped", "windows_skipped", "Stale windows that stages did not run"),
 )
@@ -75,12 +79,23 @@ class Metrics:
             ["path", "status"],
             registry=self.registry,
         )
+        self.failed = Counter(
+            "outrider_streams_failed",
+            "Streams that ended with an error",
+            ["code"],
+            registry=self.registry,
+        )
         self.first = self._times("time_to_first_token", "From a request to its first token")
         self.between = self._times("inter_token_latency", "Between tokens of one sequence")
         self.whole = self._times("request_duration", "From a request to its sequence's end")
 
     def _times(self, name: str, text: str) -> Histogram:
         return Histogram(f"outrider_{name}_seconds", text, buckets=SECONDS, registry=self.registry)
+
+    def fail(self, name: str, problem: Problem) -> None:
+        """A stream ends with an error, after the status that was counted was sent."""
+        LOG.warning("%s ended with an error: %s", name, problem.message)
+        self.failed.labels(problem.code or str(problem.status)).inc()
 
     def watch(self, sequences: int) -> Watch:
         """Follow a request of some sequences from now on."""

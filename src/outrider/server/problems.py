@@ -118,4 +118,6 @@ def _invalid(error: ValidationError) -> Problem:
         return Problem(400, told, "unknown_field", names[0])
     field_name, place = (names[0] if names else None), ".".join(names)
     said = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type":  # Its own message names one of our classes.
+        said = "must be a JSON object"
     return Problem(400, f"{place or 'the body'}: {said}.", "invalid_value", field_name)

@@ -40,6 +40,7 @@ class Counters:
       on windows that were void before their reply came.
     - `rollbacks`: settles that took rows back, by kind; `rollback_ms` wherever that time was spent;
       `draft_rollback_ms`: the part of `draft_ms` in which a draft model's state went back.
+    - `restarts`: states brought back from their tokens after a pass of several sessions had failed.
     - `drafter_faults`: drafters that failed; their requests went on without drafts.
     - `exact`: the passes ran in exact mode (same bits as plain decoding).
     """
@@ -79,6 +80,7 @@ class Counters:
     draft_ms: float = 0.0
     draft_rollback_ms: float = 0.0
     drafter_faults: int = 0
+    restarts: int = 0
     verify_ms: float = 0.0
     exact: bool = False
 
@@ -243,6 +245,7 @@ def timings(counters: Counters) -> dict[str, object]:
         "draft_ms": counters.draft_ms,
         "draft_rollback_ms": counters.draft_rollback_ms,
         "drafter_faults": counters.drafter_faults,
+        "restarts": counters.restarts,
         "verify_ms": counters.verify_ms,
         "rollback_ms": counters.rollback_ms,
         "exact": counters.exact,
