@@ -54,6 +54,20 @@ class Fault:
         return planted
 
 
+def at_call(fault: Fault, number: int, work: Callable[..., Any]) -> Callable[..., Any]:
+    """`work`, at whose call `number` the fault raises."""
+    calls: list[int] = []
+    planted = fault.wrap(work)
+
+    def counting(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            fault.armed.set()
+        return planted(*given)
+
+    return counting
+
+
 @dataclass(frozen=True)
 class Plant:
     """Where a fault is planted, how many requests it may end with an error, and how many drafters
@@ -256,16 +270,8 @@ def test_a_drafter_of_hidden_states_goes_on_after_a_lost_pass(hybrid, monkeypatc
         return [one.result for one in running]
 
     expected = both(make())
-    fault, polls, work = Fault(after=True), [], LocalStage.poll
-    poll = fault.wrap(work)
-
-    def counting(stage):
-        polls.append(1)
-        if len(polls) == (1 if place == "prompt" else 6):
-            fault.armed.set()
-        return poll(stage)
-
-    monkeypatch.setattr(LocalStage, "poll", counting)
+    fault, number = Fault(after=True), 1 if place == "prompt" else 6
+    monkeypatch.setattr(LocalStage, "poll", at_call(fault, number, LocalStage.poll))
     found = both(make())
     assert fault.raised == 1
     for result, truth in zip(found, expected, strict=True):
@@ -279,16 +285,8 @@ def test_windows_in_flight_over_links_come_back_after_a_lost_pass(hybrid, monkey
     outputs = hybrid.oracle("greedy", prompts(), TOKENS)
     stage = ChainStage(hybrid.parts((1, 3), "log", 33))
     own = engine(stage, SuffixDrafter, width=4, depth=4)
-    fault, work, calls = Fault(after=True), Part.run, []
-    planted = fault.wrap(work)
-
-    def counting(part):
-        calls.append(1)
-        if len(calls) == 40:
-            fault.armed.set()
-        return planted(part)
-
-    monkeypatch.setattr(Part, "run", counting)
+    fault = Fault(after=True)
+    monkeypatch.setattr(Part, "run", at_call(fault, 40, Part.run))
     running = [own.generate(output.prompt, max_tokens=TOKENS) for output in outputs]
     iterators = [iter(one) for one in running]
     while any([next(iterator, None) for iterator in iterators]):
@@ -340,15 +338,7 @@ def test_scores_of_a_prompt_are_those_of_one_run_after_a_lost_pass(hybrid, monke
 
     expected = scores()
     assert [len(entries) for entries in expected] == [199, 209]
-    fault, polls, work = Fault(after=True), [], LocalStage.poll
-    poll = fault.wrap(work)
-
-    def counting(stage):
-        polls.append(1)
-        if len(polls) == 2:
-            fault.armed.set()
-        return poll(stage)
-
-    monkeypatch.setattr(LocalStage, "poll", counting)
+    fault = Fault(after=True)
+    monkeypatch.setattr(LocalStage, "poll", at_call(fault, 2, LocalStage.poll))
     assert scores() == expected
     assert fault.raised == 1
