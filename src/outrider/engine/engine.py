@@ -299,6 +299,7 @@ class Engine:
             session = self._session(request)
             self._sessions[session.id] = session
             opened.callback(self.release, session)
+            session.drafter = self._drafter(session, request)
             if not self._open_kept(session, request):
                 self._open(session)
             if self.prefixes and not request.score_prompt:
@@ -370,7 +371,7 @@ class Engine:
             depth=windows.depth,
             runahead=windows.runahead,
         )
-        session = Session(
+        return Session(
             id=next(self._ids),
             prompt_len=len(tokens),
             prefill_end=len(tokens),
@@ -386,12 +387,6 @@ class Engine:
             scores=[] if request.score_prompt else None,
             counters=Counters(exact=self.stage.exact),
         )
-        try:
-            session.drafter = self._drafter(session, request)
-        except ConfigError:
-            session.budget.close()
-            raise
-        return session
 
     def _drafter(self, session: Session, request: Prepared) -> Drafter | None:
         """What drafts for a session; nothing where it cannot be made, which is said."""

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.models.spelling import BYTE_ALPHABET
+
 Part = Mapping[str, Any]
 """A normalizer or pre-tokenizer as `tokenizer.json` writes it."""
 
@@ -48,13 +50,12 @@ def find_coverage(
     normalizer: Part | None,
     pre_tokenizer: Part | None,
     *,
-    byte_alphabet: Set[str],
     strips: bool,
 ) -> Coverage | None:
     """The coverage of a tokenizer's parts; None where nothing can be claimed.
 
     `model` is the backend's; `vocabulary` holds every token as it is spelled, and added tokens as
-    the normalizer makes them too; `byte_alphabet` the characters that ByteLevel writes bytes as.
+    the normalizer makes them too.
     """
     tokens = frozenset(vocabulary)
     normalizers, pre_tokenizers = _parts(normalizer), _parts(pre_tokenizer)
@@ -62,7 +63,7 @@ def find_coverage(
     if not (
         all(map(_lengthens, normalizers))
         and all(map(_keeps, pre_tokenizers))
-        and _counts_unknown(model, tokens, byte_alphabet if byte_level else None)
+        and _counts_unknown(model, tokens, BYTE_ALPHABET if byte_level else None)
     ):
         return None
     composed = COMPOSED ** sum(part["type"] in _COMPOSING for part in normalizers)

@@ -24,6 +24,8 @@ _LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
     byte: chr(0x100 + place) for place, byte in enumerate(_OTHERS)
 }
 _BYTES = {letter: byte for byte, letter in _LETTERS.items()}
+BYTE_ALPHABET = frozenset(_BYTES)
+"""The letters that byte-level vocabularies write bytes as."""
 
 
 @dataclass(frozen=True, slots=True)

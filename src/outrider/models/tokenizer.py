@@ -15,7 +15,6 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from tokenizers.pre_tokenizers import ByteLevel
 
 from outrider.errors import CheckpointError, LengthError, RequestError
 from outrider.models.chat import ChatTemplate, Message, find_template
@@ -223,7 +222,6 @@ def _coverage(backend: Backend) -> Coverage | None:
         [*backend.get_vocab(with_added_tokens=True), *spelled],
         _described(normalizer),
         _described(backend.pre_tokenizer),
-        byte_alphabet=frozenset(ByteLevel.alphabet()),
         strips=any(one.lstrip or one.rstrip for one in added),
     )
 
