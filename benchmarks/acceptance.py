@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.assemble.engine import Engine
 from outrider.bench import workload
-from outrider.config.run import SpeculativeConfig
+from outrider.config.settings import SpeculativeConfig
 from outrider.telemetry.counters import Counters, merge
 
 PARTS = ("code", "re-emit", "structured")

@@ -25,8 +25,8 @@ from outrider.assemble.engine import Engine
 from outrider.assemble.target import load_target
 from outrider.bench import workload
 from outrider.bench.calibration import read_taps
-from outrider.config.run import SpeculativeConfig, TargetConfig
-from outrider.models.head import Head
+from outrider.config.settings import SpeculativeConfig, TargetConfig
+from outrider.draft.heads.one_token import Head
 
 PARTS = ("code", "re-emit", "structured")
 PAIRINGS = TAP_SHIFTS = (-1, 0, 1)

@@ -21,12 +21,12 @@ from torch import Tensor
 from benchmarks.alignment import Cell, Score, Text, table, texts
 from outrider.assemble.engine import Engine
 from outrider.assemble.target import load_target
-from outrider.config.run import SpeculativeConfig, TargetConfig
+from outrider.config.settings import SpeculativeConfig, TargetConfig
 from outrider.draft.block.load import load_block
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext, Trunk
 from outrider.draft.choice import Choice
-from outrider.models.hub import resolve
+from outrider.formats.hub import resolve
 
 SHIFTS = (-1, 0, 1)
 STRIDE = 5

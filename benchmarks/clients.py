@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 from serve import served
 
-from outrider.models.hub import resolve
+from outrider.formats.hub import resolve
 
 LINES = ["for i in range(", "import numpy as ", "def __init__(self, ", "if __name__ == "]
 CHOICES = [" 10", " banana", " self", " the"]

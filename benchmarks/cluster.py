@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from outrider.assemble.engine import Engine
-from outrider.config.run import (
+from outrider.config.settings import (
     LinkConfig,
     RunConfig,
     SpeculativeConfig,

@@ -17,7 +17,7 @@ from windows import Cell, commands, layer_times, put, read
 
 from outrider.assemble.engine import Engine
 from outrider.bench import workload
-from outrider.config.run import (
+from outrider.config.settings import (
     LinkConfig,
     RunConfig,
     SpeculativeConfig,

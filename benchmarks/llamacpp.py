@@ -28,7 +28,7 @@ from typing import Any
 from outrider import demo
 from outrider.assemble.engine import Engine
 from outrider.bench import workload
-from outrider.config.run import SpeculativeConfig, StateConfig, TargetConfig
+from outrider.config.settings import SpeculativeConfig, StateConfig, TargetConfig
 from outrider.telemetry.counters import Counters, acceptance_rate, mean_acceptance_length, merge
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.core_types import Commit, Context
 from outrider.draft.base import Drafter
 from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
+from outrider.records import Commit, Context
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = (500, 4_000, 32_000)

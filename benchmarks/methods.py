@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from outrider.assemble.engine import Engine
 from outrider.bench import workload
 from outrider.bench.stats import Timed, disagreement, estimate, speedup
-from outrider.config.run import SpeculativeConfig
+from outrider.config.settings import SpeculativeConfig
 
 HELD_OUT = ("code", "re-emit", "structured")
 SWEEP = range(1, 17)

@@ -21,10 +21,10 @@ import torch
 import transformers
 from torch import Tensor
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.pass_plan import Span
-from outrider.ops.selftest import Kernels
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import Policy
 

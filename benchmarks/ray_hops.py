@@ -21,7 +21,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZE
 import ray
 import torch
 
-from outrider.core_types import Window
+from outrider.records import Window
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.frame import Frame
 from outrider.stage.link import LOCAL

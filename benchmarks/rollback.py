@@ -25,10 +25,10 @@ import torch
 import transformers
 from plain import SHAPES, prefill
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.pass_plan import Span
-from outrider.ops.selftest import Kernels
 from outrider.state.delta import DeltaState
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import SequenceState

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.assemble.target import LoadedTarget, load_target
-from outrider.config.run import TargetConfig
+from outrider.config.settings import TargetConfig
 from outrider.models.decoder import Decoder
 from outrider.models.pass_plan import Span
 from outrider.state.sequence import SequenceState

@@ -30,7 +30,7 @@ from typing import Any
 from outrider.assemble.engine import Engine
 from outrider.assemble.planning import measure_beside, measure_layers
 from outrider.assemble.target import load_target
-from outrider.config.run import (
+from outrider.config.settings import (
     LinkConfig,
     RunConfig,
     SpeculativeConfig,
@@ -38,10 +38,10 @@ from outrider.config.run import (
     TargetConfig,
     VerifyWindowConfig,
 )
-from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import WindowLimits
 from outrider.engine.pipeline import Pipeline, law, plain, speed
+from outrider.records import Commit, Context, Draft, Needs
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters, conditional_acceptance
 

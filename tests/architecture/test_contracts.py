@@ -13,12 +13,12 @@ from tests.architecture.source import PACKAGE, ROOT
 PLANTED = [
     ("models/planted.py", "import outrider.verify", "Layers"),
     ("models/planted.py", "def f():\n    import outrider.engine", "Layers"),
-    ("ops/planted.py", "import outrider.models", "Layers"),
+    ("kernels/planted.py", "import outrider.models", "Layers"),
     ("engine/planted.py", "import outrider.config", "Layers"),
     ("draft/planted.py", "import outrider.verify", "Layers"),
     ("utils.py", "", "Layers"),
     (
-        "core_types.py",
+        "records.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import outrider.state",
         "Layers",
     ),
@@ -29,7 +29,7 @@ PLANTED = [
     ("draft/planted.py", "import outrider.telemetry", "Parts do not report"),
     ("config/planted.py", "import torch", "Torch-free modules"),
     ("errors.py", "import torch", "Torch-free modules"),
-    ("engine/windows.py", "import torch", "Torch-free modules"),
+    ("engine/ledger.py", "import torch", "Torch-free modules"),
 ]
 
 

@@ -10,7 +10,7 @@ from outrider import demo
 from outrider.assemble import auto
 from outrider.assemble.engine import Engine
 from outrider.assemble.inspection import inspect
-from outrider.config.run import SpeculativeConfig, StagesConfig, VerifyWindowConfig
+from outrider.config.settings import SpeculativeConfig, StagesConfig, VerifyWindowConfig
 from outrider.engine.company import Costs
 from outrider.errors import CheckpointError, ConfigError
 from outrider.sampling.params import SamplingParams

@@ -21,9 +21,9 @@ from outrider.assemble.setup import make_picker
 from outrider.draft.choice import GreedyChooser
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.engine.controller import Controller
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
 from outrider.stage.local import LocalStage
 from tests.helpers.checkpoints import VOCAB, save_model
 from tests.helpers.runs import make_decoder

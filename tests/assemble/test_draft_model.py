@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider import ConfigError, Engine, SpeculativeConfig, TargetConfig
-from outrider.config.run import VerifyWindowConfig
+from outrider.config.settings import VerifyWindowConfig
 from outrider.sampling.params import SamplingParams
 from tests.helpers.gguf_files import Content, build, content, write
 from tests.helpers.gguf_tokens import byte_level_metadata

@@ -7,9 +7,9 @@ import pytest
 from outrider.assemble.drafter import load_drafting
 from outrider.assemble.engine import Engine
 from outrider.assemble.target import load_target, sha256
-from outrider.config.run import RunConfig, SpeculativeConfig, StagesConfig, TargetConfig
+from outrider.config.settings import RunConfig, SpeculativeConfig, StagesConfig, TargetConfig
+from outrider.draft.heads.one_token import Head
 from outrider.errors import CheckpointError, ConfigError
-from outrider.models.head import Head
 from tests.helpers.heads import eagle3_tensors, save_eagle3
 
 IDS = "eagle_aux_hidden_state_layer_ids"

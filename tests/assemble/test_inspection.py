@@ -6,9 +6,9 @@ import pytest
 
 from outrider.assemble.inspection import inspect
 from outrider.assemble.target import load_target
-from outrider.config.run import TargetConfig
+from outrider.config.settings import TargetConfig
+from outrider.draft.heads.mtp import load_mtp
 from outrider.errors import CheckpointError
-from outrider.models.mtp import load_mtp
 from tests.helpers.checkpoints import build_model, save_model
 from tests.helpers.heads import add_mtp, eagle3_config, eagle3_tensors, mtp_tensors, save_eagle3
 

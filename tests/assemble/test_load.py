@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.assemble.engine import Engine
-from outrider.config.run import (
+from outrider.config.settings import (
     LinkConfig,
     RunConfig,
     SpeculativeConfig,

@@ -16,11 +16,11 @@ from outrider.assemble.planning import (
     measure_layers,
     plan,
 )
-from outrider.config.run import LinkConfig, RunConfig, StagesConfig, TargetConfig
-from outrider.core_types import Reply
+from outrider.config.settings import LinkConfig, RunConfig, StagesConfig, TargetConfig
 from outrider.engine import session
 from outrider.engine.pipeline import Pipeline, speed
 from outrider.errors import ConfigError
+from outrider.records import Reply
 from tests.exactness.targets import engine
 from tests.helpers.runs import make_decoder
 

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.assemble import calibration
 from outrider.assemble.engine import Engine
-from outrider.config.run import SpeculativeConfig, TargetConfig
+from outrider.config.settings import SpeculativeConfig, TargetConfig
 
 DRAFTERS = {
     "suffix": ("suffix", None),

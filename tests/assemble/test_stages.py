@@ -6,7 +6,7 @@ import pytest
 
 from outrider.assemble.cut import cut
 from outrider.assemble.engine import Engine
-from outrider.config.run import LinkConfig, SpeculativeConfig, StagesConfig, VerifyWindowConfig
+from outrider.config.settings import LinkConfig, SpeculativeConfig, StagesConfig, VerifyWindowConfig
 from outrider.errors import ConfigError
 
 PROMPT = "def area(width, height):\n    return width * height\n\ndef area(width,"

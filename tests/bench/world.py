@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 from outrider.bench.rounds import Tools
 from outrider.bench.workload import Prompt, Workload
-from outrider.core_types import Draft, Needs, Reply
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Speculation, WindowLimits
+from outrider.records import Draft, Needs, Reply
 
 VOCAB = 50
 NO_NEEDS = Needs()

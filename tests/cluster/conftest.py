@@ -15,8 +15,8 @@ import outrider
 from outrider import __version__
 from outrider.assemble.actor import StageActor
 from outrider.assemble.setup import make_setups
-from outrider.config.run import TargetConfig
-from outrider.models.fingerprint import fingerprint
+from outrider.config.settings import TargetConfig
+from outrider.formats.fingerprint import fingerprint
 from outrider.stage.cluster import ClusterWorkers, Place
 from outrider.stage.peer import Hello
 from outrider.stage.wired import Patience, WiredStage

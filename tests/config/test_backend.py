@@ -4,7 +4,7 @@ import pytest
 
 from outrider.config.backend import llama_cpp_faults
 from outrider.config.checks import check
-from outrider.config.run import (
+from outrider.config.settings import (
     LinkConfig,
     RunConfig,
     SpeculativeConfig,

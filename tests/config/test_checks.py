@@ -6,7 +6,7 @@ import pytest
 
 from outrider.assemble.windows import window_limits
 from outrider.config.checks import check
-from outrider.config.run import (
+from outrider.config.settings import (
     LinkConfig,
     RunConfig,
     SpeculativeConfig,
@@ -14,7 +14,7 @@ from outrider.config.run import (
     TargetConfig,
     VerifyWindowConfig,
 )
-from outrider.engine.windows import Ledger
+from outrider.engine.ledger import Ledger
 from outrider.errors import ConfigError
 
 

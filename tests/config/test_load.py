@@ -7,7 +7,7 @@ import pytest
 
 from outrider.config import keys
 from outrider.config.load import FLAGS, Loaded, load
-from outrider.config.run import (
+from outrider.config.settings import (
     RunConfig,
     ServerConfig,
     SpeculativeConfig,

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import alignment
 from outrider.assemble.engine import Engine
 from outrider.assemble.target import LoadedTarget, load_target
-from outrider.config.run import SpeculativeConfig, TargetConfig
+from outrider.config.settings import SpeculativeConfig, TargetConfig
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from outrider.core_types import Commit, Context
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import load_block
 from outrider.draft.choice import GreedyChooser
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
+from outrider.records import Commit, Context
 from recipes.demo import block, model, packaging, parallel, readings
 
 

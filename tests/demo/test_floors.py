@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import acceptance
 from outrider.assemble.engine import Engine
-from outrider.config.run import SpeculativeConfig
+from outrider.config.settings import SpeculativeConfig
 from outrider.draft.block.trunk import Trunk
 
 PROMPTS, TOKENS = 4, 96

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks import acceptance, alignment
 from outrider.assemble.drafter import load_drafting
-from outrider.config.run import SpeculativeConfig
-from outrider.models.head import Head
+from outrider.config.settings import SpeculativeConfig
+from outrider.draft.heads.one_token import Head
 
 MODELS = {"mtp": None, "eagle3": "demo-eagle3"}
 

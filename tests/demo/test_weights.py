@@ -10,9 +10,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider import Engine, demo
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.pass_plan import Span
-from outrider.ops.selftest import Kernels
 from recipes.demo import evaluate, tokens
 
 ROOT = Path(__file__).parents[2]

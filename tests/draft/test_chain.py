@@ -2,9 +2,9 @@
 
 import pytest
 
-from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.draft.chain import ChainDrafter
 from outrider.errors import ConfigError
+from outrider.records import Commit, Context, Draft, Needs
 
 
 class Scripted:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.core_types import Commit, Context
 from outrider.draft.lookup.suffix import SuffixDrafter
+from outrider.records import Commit, Context
 
 NAME, FIRST, SECOND = 500, 501, 502
 

@@ -5,16 +5,16 @@ import random
 import pytest
 import torch
 
-from outrider.core_types import Commit, Context
 from outrider.draft.choice import GreedyChooser, SampledChooser
 from outrider.draft.features import PASS_ROWS
-from outrider.draft.head import HeadDrafter
+from outrider.draft.heads.eagle3 import load_eagle3
+from outrider.draft.heads.head_drafter import HeadDrafter
+from outrider.draft.heads.mtp import load_mtp
+from outrider.draft.heads.one_token import Head
 from outrider.errors import StageError
-from outrider.models.eagle3 import load_eagle3
-from outrider.models.head import Head
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.mtp import load_mtp
-from outrider.ops.selftest import Kernels
+from outrider.records import Commit, Context
 from outrider.sampling.rng import Key
 from tests.helpers.checkpoints import VOCAB, save_model
 from tests.helpers.heads import (

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core_types import Commit, Context
 from outrider.draft.lookup.ngram_cache import NgramCacheDrafter, NgramSettings
 from outrider.errors import ConfigError, StateError
+from outrider.records import Commit, Context
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=50)
 STRICT = NgramSettings(min_count=(3, 2, 2, 1), min_share=(0.7, 0.6, 0.5, 0.5))

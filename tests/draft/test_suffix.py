@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from outrider.core_types import Commit, Context
 from outrider.draft.lookup.copying import LASTING
 from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
 from outrider.errors import ConfigError, StateError
+from outrider.records import Commit, Context
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 SUFFIX = st.lists(st.integers(0, 2), max_size=6)

@@ -3,9 +3,9 @@
 import random
 from math import inf
 
-from outrider.core_types import Draft
 from outrider.engine.company import FAIR, LOOK, NOBODY, Company, Costs
 from outrider.engine.controller import Controller
+from outrider.records import Draft
 
 MOST = 8
 

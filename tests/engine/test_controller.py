@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from outrider.core_types import Draft
 from outrider.engine.company import Company, Costs
 from outrider.engine.controller import Controller, ControllerSettings
+from outrider.records import Draft
 from tests.engine.world import Source, World, changing, steady
 
 MOST = 12

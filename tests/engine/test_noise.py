@@ -9,10 +9,10 @@ from statistics import mean
 
 import pytest
 
-from outrider.core_types import Draft
 from outrider.engine.company import Company, Costs
 from outrider.engine.controller import Controller
 from outrider.engine.curve import Curve
+from outrider.records import Draft
 
 Noise = Callable[[random.Random, int], float]
 """What a pass takes beside its true cost, by chance and by the number of its round."""

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from outrider.engine.text import Detokenizer, TextStream
+from outrider.formats.tokenizer import Tokenizer
 from outrider.models.model_file import load_tokenizer
-from outrider.models.tokenizer import Tokenizer
 from tests.helpers.gguf_files import Content, write
 from tests.helpers.gguf_tokens import byte_level_metadata
 

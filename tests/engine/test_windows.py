@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from outrider.engine.windows import MAX_IN_FLIGHT, Issued, Ledger, Verdict
+from outrider.engine.ledger import MAX_IN_FLIGHT, Issued, Ledger, Verdict
 from outrider.errors import StageError
 
 PROMPT = (5, 3)
@@ -282,9 +282,9 @@ def nothing_voided(ledger: Ledger) -> int:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("outrider.engine.windows.Ledger._follower", second_follower),
-        ("outrider.engine.windows._agreeing", wrong_rows),
-        ("outrider.engine.windows.Ledger._close_epoch", nothing_voided),
+        ("outrider.engine.ledger.Ledger._follower", second_follower),
+        ("outrider.engine.ledger._agreeing", wrong_rows),
+        ("outrider.engine.ledger.Ledger._close_epoch", nothing_voided),
     ],
 )
 def test_the_enumeration_catches_planted_faults(monkeypatch, name, fault):

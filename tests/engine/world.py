@@ -4,9 +4,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.core_types import Draft
 from outrider.engine.company import Costs
 from outrider.engine.controller import Controller
+from outrider.records import Draft
 
 Offer = Callable[[int, random.Random, int], tuple[Draft, Sequence[float]] | None]
 """From (round, chance, allowed) to a draft and the true acceptance of each of its tokens."""

@@ -8,7 +8,7 @@ import numpy as np
 from outrider.draft.base import Drafter
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.choice import GreedyChooser
-from outrider.draft.head import HeadDrafter
+from outrider.draft.heads.head_drafter import HeadDrafter
 from outrider.engine.engine import Generation
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage

@@ -13,17 +13,17 @@ from transformers import PreTrainedModel
 from outrider.draft.base import Drafter
 from outrider.draft.block.load import load_block
 from outrider.draft.block.model import BlockModel
+from outrider.draft.heads.eagle3 import load_eagle3
+from outrider.draft.heads.mtp import load_mtp
+from outrider.draft.heads.one_token import Head
 from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Generation, Speculation, WindowLimits
 from outrider.engine.scheduler import Admission
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
-from outrider.models.eagle3 import load_eagle3
-from outrider.models.head import Head
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.mtp import load_mtp
-from outrider.ops.selftest import Kernels
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 from outrider.stage.local import LocalStage

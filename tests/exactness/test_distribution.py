@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.core_types import Reply
+from outrider.records import Reply
 from outrider.verify.tail import Tail
 from tests.exactness.targets import Letters, engine, generate
 from tests.helpers.scripted import SampledDrafter

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.windows import Issued, Ledger
+from outrider.engine.ledger import Issued, Ledger
 from outrider.errors import OutriderError
 from outrider.stage.slot import Slot
 from outrider.state.delta import DeltaState
@@ -94,16 +94,16 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], Cell]] = {
         Cell(method="partly", policy="checkpoint"),
     ),
     "boundary compared one token late": (
-        "outrider.engine.windows.Ledger._follower",
+        "outrider.engine.ledger.Ledger._follower",
         boundary_one_late,
         Cell(method="right", depth=4, width=4, count=2),
     ),
     "draft compared with the wrong row": (
-        "outrider.engine.windows._agreeing",
+        "outrider.engine.ledger._agreeing",
         own_row,
         Cell(method="right", count=2),
     ),
-    "every draft accepted": ("outrider.engine.windows._agreeing", accept_all, Cell(**PARTLY)),
+    "every draft accepted": ("outrider.engine.ledger._agreeing", accept_all, Cell(**PARTLY)),
     "penalties see rejected drafts": (
         "outrider.verify.tail.Tail._enter",
         counts_not_cut,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.draft.choice import GreedyChooser
-from outrider.draft.head import HeadDrafter
+from outrider.draft.heads.head_drafter import HeadDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.prefix import PrefixCache

@@ -6,14 +6,14 @@ from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import load_block
 from outrider.draft.chain import ChainDrafter
 from outrider.draft.choice import GreedyChooser
-from outrider.draft.head import HeadDrafter
+from outrider.draft.heads.head_drafter import HeadDrafter
+from outrider.draft.heads.mtp import load_mtp
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftRunner
 from outrider.engine.prefix import PrefixCache
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.mtp import load_mtp
-from outrider.ops.selftest import Kernels
 from outrider.stage.local import LocalStage
 from tests.exactness.targets import engine, generate, make_picker, make_target
 from tests.helpers.blocks import Kind, write

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from outrider.core_types import Window
+from outrider.records import Window
 from outrider.sampling.params import SamplingParams
 from tests.exactness.cells import Cell, drafter_for, make_stage
 from tests.exactness.targets import SAMPLINGS, engine, finished, generate, prompts

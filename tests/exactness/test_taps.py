@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outrider.core_types import Needs
 from outrider.errors import ConfigError
+from outrider.records import Needs
 from tests.exactness.targets import engine, generate
 from tests.helpers.checkpoints import VOCAB
 from tests.helpers.runs import random_tokens

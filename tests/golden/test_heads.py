@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from outrider.draft.heads.eagle3 import load_eagle3
+from outrider.draft.heads.mtp import load_mtp
+from outrider.draft.heads.one_token import Head
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
-from outrider.models.eagle3 import load_eagle3
-from outrider.models.head import Head
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.mtp import load_mtp
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import save_model
 from tests.helpers.heads import add_mtp
 

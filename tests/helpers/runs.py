@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.pass_plan import Span
-from outrider.ops.selftest import Kernels
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import PAGE
 from tests.helpers.checkpoints import VOCAB, save_model

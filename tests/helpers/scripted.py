@@ -6,7 +6,7 @@ from itertools import cycle
 
 import torch
 
-from outrider.core_types import Commit, Context, Draft, Needs, Reply, Window
+from outrider.records import Commit, Context, Draft, Needs, Reply, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 

@@ -14,7 +14,7 @@ import pytest
 import xllamacpp
 
 from outrider.bench.llamacpp import parameters
-from outrider.models import packaged
+from outrider.formats import packaged
 
 Ask = Callable[..., Any]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from outrider import ConfigError, Engine, SpeculativeConfig, StateConfig, TargetConfig, demo
-from outrider.assemble import budget, calibration, llamacpp
+from outrider.assemble import budget, calibration
+from outrider.assemble import gguf_target as llamacpp
 from outrider.assemble.memory import Allocated
 from outrider.cli.main import main
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.engine.company import Costs
 from recipes import gguf
 

@@ -15,15 +15,15 @@ from outrider.draft.chain import ChainDrafter
 from outrider.draft.choice import GreedyChooser
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.draft.model.drafter import DraftModelDrafter
-from outrider.models.llamacpp.context import ContextSettings, LlamaContext
-from outrider.models.llamacpp.model import LlamaModel
-from outrider.models.llamacpp.snapshots import Snapshots
-from outrider.models.llamacpp.state import LlamaState
-from outrider.models.llamacpp.weights import LlamaWeights
+from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
+from outrider.llamacpp.llama_model import LlamaModel
+from outrider.llamacpp.llama_stage import LlamaStage
+from outrider.llamacpp.llama_state import LlamaState
+from outrider.llamacpp.llama_weights import LlamaWeights
+from outrider.llamacpp.snapshots import Snapshots
 from outrider.models.model_file import load_tokenizer
 from outrider.models.pass_plan import Span
 from outrider.sampling.params import SamplingParams
-from outrider.stage.llamacpp import LlamaStage
 from outrider.telemetry.counters import Counters, merge
 from recipes import gguf
 from tests.exactness.targets import engine, make_picker

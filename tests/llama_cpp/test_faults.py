@@ -14,12 +14,12 @@ import pytest
 from gguf import GGUFReader
 
 from outrider import CheckpointError, ConfigError, Engine, SpeculativeConfig, TargetConfig
-from outrider.assemble import llamacpp
+from outrider.assemble import gguf_target as llamacpp
 from outrider.assemble.memory import MARGIN_BYTES
 from outrider.errors import StageError
-from outrider.models.gguf_file import open_gguf
-from outrider.models.gguf_tokenizer import read_gguf_tokenizer
-from outrider.models.llamacpp.probe import probe
+from outrider.formats.gguf_file import open_gguf
+from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
+from outrider.llamacpp.probe import probe
 from tests.helpers.gguf_files import Content, build, content, write
 from tests.helpers.gguf_tokens import byte_level_metadata
 

@@ -9,12 +9,12 @@ from gguf import GGUFReader, quants
 
 from outrider import Engine, SamplingParams, SpeculativeConfig, TargetConfig
 from outrider.bench.gates import first_difference
-from outrider.models.llamacpp.batch import Piece
-from outrider.models.llamacpp.context import ContextSettings, LlamaContext
-from outrider.models.llamacpp.weights import LlamaWeights
+from outrider.kernels.selftest import Kernels
+from outrider.llamacpp.batch import Piece
+from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
+from outrider.llamacpp.llama_weights import LlamaWeights
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
-from outrider.ops.selftest import Kernels
 from recipes.gguf import Content, write
 from tests.helpers.runs import run
 from tests.llama_cpp.conftest import Ask

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.selfcheck import rows_are_invariant
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import save_model
 from tests.helpers.runs import random_tokens, run
 

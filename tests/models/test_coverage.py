@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import LengthError
-from outrider.models.tokenizer import Tokenizer
+from outrider.formats.tokenizer import Tokenizer
 
 CORPUS = ["def fib(n):\n    return n if n < 2 else fib(n - 1)\n" * 4, "aaaaaaaa Grüße  漢字"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -11,10 +11,10 @@ from gguf.constants import GGML_QUANT_SIZES
 from torch import Tensor
 
 from outrider.errors import CheckpointError
-from outrider.models.gguf_file import SUPPORTED, dequantise, open_gguf
+from outrider.formats.gguf_file import SUPPORTED, dequantise, open_gguf
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import count_parameters, is_gguf, load_tokenizer, open_tensors
-from outrider.ops.selftest import Kernels
 from tests.helpers.gguf_files import MODELS, Content, build, content, quantised, rounded, write
 from tests.helpers.runs import random_tokens, run
 
@@ -62,7 +62,7 @@ def test_k_quants_are_read_in_slabs(
     raw = np.random.default_rng(0).integers(0, 64, (40, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     path = tmp_path / "k.gguf"
     write(Content(architecture="llama", tensors={"w": raw}, kinds={"w": kind}), path)
-    monkeypatch.setattr("outrider.models.gguf_file.SLAB_BYTES", 7 * raw.shape[1])
+    monkeypatch.setattr("outrider.formats.gguf_file.SLAB_BYTES", 7 * raw.shape[1])
     found = dequantise(open_gguf(path).tensors["w"])
     assert found.shape == (40, 256)
     assert found.std() > 0

@@ -11,11 +11,11 @@ import pytest
 from gguf import GGUFReader
 
 from outrider.errors import CheckpointError
-from outrider.models.gguf_file import open_gguf
-from outrider.models.gguf_header import read_header
+from outrider.formats.gguf_file import open_gguf
+from outrider.formats.gguf_header import read_header
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
-from outrider.ops.selftest import Kernels
 from tests.helpers.gguf_files import Content, build, content, write
 from tests.helpers.gguf_tokens import byte_level_metadata
 

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import CheckpointError
+from outrider.formats.tokenizer import Tokenizer
 from outrider.models.model_file import load_tokenizer
-from outrider.models.tokenizer import Tokenizer
 from tests.helpers.gguf_files import Content, write
 from tests.helpers.gguf_tokens import CONTROL, FAMILIES, USER_DEFINED, metadata, train
 

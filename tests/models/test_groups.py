@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.kernels import delta_group
+from outrider.kernels.selftest import Kernels
 from outrider.models import group as groups
 from outrider.models import pass_plan
 from outrider.models.decoder import Decoder
 from outrider.models.pass_plan import Span
-from outrider.ops import delta_group
-from outrider.ops.selftest import Kernels
 from outrider.state.seats import Seats
 from outrider.state.sequence import SequenceState
 from tests.helpers.checkpoints import VOCAB

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from outrider.draft.heads.eagle3 import load_eagle3
+from outrider.draft.heads.eagle3_config import read_eagle3_config
+from outrider.draft.heads.mtp import load_mtp
 from outrider.errors import CheckpointError
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
-from outrider.models.eagle3 import load_eagle3
-from outrider.models.eagle3_config import read_eagle3_config
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.mtp import load_mtp
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import save_model
 from tests.helpers.heads import add_mtp, eagle3_config, eagle3_tensors, mtp_tensors, save_eagle3
 

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import errors
 
 from outrider.errors import CheckpointError
-from outrider.models import hub
+from outrider.formats import hub
 
 RESPONSE = Mock(headers={}, request=None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import CheckpointError
-from outrider.models import hub
+from outrider.formats import hub
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_hub

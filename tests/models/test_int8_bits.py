@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.selfcheck import rows_are_invariant
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import ARCHITECTURES, save_model
 from tests.helpers.gguf_files import build, content, write
 from tests.helpers.runs import random_tokens, run, same_state, step

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import HYBRID, VOCAB
 from tests.helpers.runs import random_tokens, run
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import CheckpointError
-from outrider.models import packaged
-from outrider.models.hub import resolve
+from outrider.formats import packaged
+from outrider.formats.hub import resolve
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

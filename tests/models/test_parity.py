@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.pass_plan import Span
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import ARCHITECTURES, VOCAB, save_model
 
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.assemble.engine import Engine
-from outrider.config.run import SpeculativeConfig
+from outrider.config.settings import SpeculativeConfig
 from outrider.errors import CheckpointError, RequestError
-from outrider.models.chat import ChatTemplate
+from outrider.formats.chat_template import ChatTemplate
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import save_model
 from tests.helpers.gguf_tokens import train
 

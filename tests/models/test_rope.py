@@ -11,10 +11,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from outrider.errors import CheckpointError
+from outrider.kernels.selftest import Kernels
 from outrider.models.hf_config import parse_config
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.rope import longest, rope_tables
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import save_model
 from tests.helpers.gguf_files import build, content, write
 from tests.helpers.runs import run

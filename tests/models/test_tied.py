@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import CheckpointError
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.pass_plan import Span
-from outrider.ops.selftest import Kernels
 from tests.helpers.checkpoints import save_model
 from tests.helpers.gguf_files import build, content, write
 from tests.helpers.runs import random_tokens, run

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from outrider.models.tokenizer import Tokenizer
+from outrider.formats.tokenizer import Tokenizer
 from tests.helpers.gguf_tokens import metadata, train
 from tests.models.test_gguf_tokenizer import pieces, rebuild
 

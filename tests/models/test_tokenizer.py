@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from outrider.errors import CheckpointError, RequestError
-from outrider.models.generation import sampling_defaults
-from outrider.models.tokenizer import Tokenizer
+from outrider.formats.tokenizer import Tokenizer
+from outrider.sampling.defaults import sampling_defaults
 from outrider.sampling.params import SamplingParams
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]

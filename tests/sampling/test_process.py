@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, StageError
 from outrider.sampling.counts import TokenCounts
+from outrider.sampling.logits import adjust, distribution, probabilities
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.process import adjust, distribution, probabilities
 from outrider.sampling.rng import Key, Purpose
 from tests.sampling import oracle
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from starlette.middleware.cors import CORSMiddleware
 
-from outrider.config.run import ServerConfig
+from outrider.config.settings import ServerConfig
 from outrider.errors import BusyError, StageError
 from outrider.server import app
 from outrider.server.gate import names_server

@@ -12,12 +12,12 @@ import httpx
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from outrider.config.run import ServerConfig
+from outrider.config.settings import ServerConfig
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
-from outrider.models.chat import ChatTemplate
-from outrider.models.tokenizer import Tokenizer
+from outrider.formats.chat_template import ChatTemplate
+from outrider.formats.tokenizer import Tokenizer
 from outrider.server.app import Service, application
 from outrider.server.listen import Listener, bind, settings
 from tests.exactness.targets import Letters, admission, engine

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core_types import Reply, TokenLogprob, Window
 from outrider.errors import StageError
+from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.channel import Ended, Inbox, Outbox
 from outrider.stage.fields import MOST_TEXT

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import ChainStage
 from outrider.stage.link import LinkSettings

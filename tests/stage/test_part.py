@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outrider.core_types import Window
 from outrider.errors import StageError
+from outrider.records import Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.frame import Frame, Void
 from outrider.state.rollback import Rollback

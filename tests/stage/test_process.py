@@ -7,7 +7,7 @@ import pytest
 
 from outrider.assemble.setup import make_setups
 from outrider.assemble.stages import command_of
-from outrider.config.run import TargetConfig
+from outrider.config.settings import TargetConfig
 from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams
 from outrider.stage.link import LOCAL, LinkSettings

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.core_types import Draft, Needs
 from outrider.engine import session
 from outrider.engine.link_budget import LinkBudget
 from outrider.engine.pipeline import Pipeline, law, plain, speed
+from outrider.records import Draft, Needs
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import ChainStage
 from outrider.stage.frame import Frame, Void

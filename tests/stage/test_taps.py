@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.core_types import Window
+from outrider.records import Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import ChainStage
 from outrider.stage.wired import Patience, WiredStage

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core_types import Reply, TokenLogprob, Window
 from outrider.errors import StageError
+from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.frame import Frame, Void
 from outrider.stage.wire import (

@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from outrider.core_types import Reply, Window
 from outrider.errors import StageError, StageLost
+from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.frame import Frame

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 import pytest
 import torch
 
-from outrider.core_types import Reply, Window
 from outrider.errors import StageError
+from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.frame import Frame

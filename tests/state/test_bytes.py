@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.ops import attention
+from outrider.kernels import attention
 from outrider.state import spec as spec_module
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import POLICIES, AttentionSpec, DeltaSpec, Policy, StateSpec

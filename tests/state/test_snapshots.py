@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import StateError
-from outrider.models.llamacpp.snapshots import Snapshots
-from outrider.models.llamacpp.state import LlamaState
+from outrider.llamacpp.llama_state import LlamaState
+from outrider.llamacpp.snapshots import Snapshots
 from outrider.state.rollback import Rollback
 
 Tokens = tuple[int, ...]

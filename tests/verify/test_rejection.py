@@ -9,8 +9,8 @@ import torch
 
 from outrider.errors import StateError
 from outrider.sampling.counts import TokenCounts
+from outrider.sampling.logits import distribution
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.process import distribution
 from outrider.sampling.rng import Key, Purpose, draw
 from outrider.verify import rejection
 from outrider.verify.rows import Rows

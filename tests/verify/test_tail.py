@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from outrider.core_types import Window
 from outrider.errors import ConfigError, StageError, StateError
+from outrider.records import Window
 from outrider.sampling.counts import TokenCounts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key, Purpose

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from outrider import __version__
 from outrider.assemble.setup import StageSetup
 from outrider.errors import OutriderError
-from outrider.models.fingerprint import fingerprint
+from outrider.formats.fingerprint import fingerprint
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.cluster import node_address
 from outrider.stage.part import Part

@@ -8,13 +8,13 @@ from outrider.assemble.calibration import measure_costs
 from outrider.assemble.drafter import Drafting, load_drafting, paid_for
 from outrider.assemble.target import LoadedTarget
 from outrider.config.checks import check
-from outrider.config.run import Method, RunConfig
+from outrider.config.settings import Method, RunConfig
 from outrider.draft.block.load import holds_block_drafter, read_block
+from outrider.draft.heads.eagle3_config import is_eagle3
+from outrider.draft.heads.mtp import holds_mtp
 from outrider.errors import ConfigError
-from outrider.models.eagle3_config import is_eagle3
-from outrider.models.files import read_json_or_empty
-from outrider.models.hub import resolve
-from outrider.models.mtp import holds_mtp
+from outrider.formats.files import read_json_or_empty
+from outrider.formats.hub import resolve
 
 LOG = logging.getLogger(__name__)
 SECONDS = 0.2

@@ -4,10 +4,10 @@ import logging
 from importlib.util import find_spec
 
 from outrider.config.backend import llama_cpp_faults, llama_cpp_settings
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.errors import ConfigError
-from outrider.models import packaged
-from outrider.models.gguf_file import SUFFIX
+from outrider.formats import packaged
+from outrider.formats.gguf_file import SUFFIX
 
 LOG = logging.getLogger(__name__)
 LIBRARY = "llama_cpp"

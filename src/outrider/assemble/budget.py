@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from outrider.assemble.calibration import Paid, Pass, measure_costs
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.company import Company, Costs
 from outrider.engine.controller import Controller

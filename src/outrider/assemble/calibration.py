@@ -7,15 +7,15 @@ from functools import partial
 
 import torch
 
-from outrider.core_types import Commit, Context, Window
 from outrider.draft.base import Drafter
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext
 from outrider.draft.choice import GreedyChooser
+from outrider.draft.heads.one_token import Head
 from outrider.engine.company import Costs
 from outrider.models.decoder import Decoder
-from outrider.models.head import Head
 from outrider.models.pass_plan import Span
+from outrider.records import Commit, Context, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 from outrider.state.sequence import SequenceState

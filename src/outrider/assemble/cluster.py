@@ -6,11 +6,10 @@ from pathlib import Path
 from outrider import __version__
 from outrider.assemble.actor import StageActor
 from outrider.assemble.cut import cut
-from outrider.assemble.setup import make_setups
-from outrider.assemble.stages import link_of
+from outrider.assemble.setup import link_of, make_setups
 from outrider.assemble.target import LoadedTarget
-from outrider.config.run import RunConfig, TargetConfig
-from outrider.models.fingerprint import fingerprint
+from outrider.config.settings import RunConfig, TargetConfig
+from outrider.formats.fingerprint import fingerprint
 from outrider.stage.cluster import ClusterWorkers, Place
 from outrider.stage.peer import Hello, Tls
 

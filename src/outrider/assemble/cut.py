@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from outrider.config.run import StagesConfig
+from outrider.config.settings import StagesConfig
 from outrider.errors import ConfigError
 
 

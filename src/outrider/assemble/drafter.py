@@ -8,14 +8,17 @@ from pathlib import Path
 from outrider.assemble.budget import controls
 from outrider.assemble.calibration import Paid
 from outrider.assemble.target import LoadedTarget, sha256
-from outrider.config.run import BLOCK_METHODS, RunConfig, SpeculativeConfig
+from outrider.config.settings import BLOCK_METHODS, RunConfig, SpeculativeConfig
 from outrider.draft.base import Drafter
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import holds_block_drafter, load_block
 from outrider.draft.block.model import BlockModel
 from outrider.draft.chain import ChainDrafter
 from outrider.draft.choice import Chooser, GreedyChooser, SampledChooser
-from outrider.draft.head import HeadDrafter
+from outrider.draft.heads.eagle3 import load_eagle3
+from outrider.draft.heads.head_drafter import HeadDrafter
+from outrider.draft.heads.mtp import load_mtp
+from outrider.draft.heads.one_token import Head
 from outrider.draft.lookup.ngram_cache import NgramCacheDrafter, NgramSettings
 from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
 from outrider.draft.model.ahead import Ahead
@@ -26,16 +29,13 @@ from outrider.draft.reach import Reach
 from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
+from outrider.formats.files import read_json_or_empty
+from outrider.formats.hub import resolve
+from outrider.formats.tokenizer import Tokenizer
 from outrider.models.base import Model
 from outrider.models.decoder import Decoder
-from outrider.models.eagle3 import load_eagle3
-from outrider.models.files import read_json_or_empty
-from outrider.models.head import Head
-from outrider.models.hub import resolve
 from outrider.models.load import load_decoder
 from outrider.models.model_file import load_tokenizer
-from outrider.models.mtp import load_mtp
-from outrider.models.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key
 from outrider.state.spec import StateSpec

@@ -9,7 +9,7 @@ from outrider.assemble.auto import pick
 from outrider.assemble.backend import runs_by_llama_cpp
 from outrider.assemble.budget import budget_factory
 from outrider.assemble.drafter import drafter_factory, drafting_specs, load_drafting, paid_for
-from outrider.assemble.llamacpp import load_by_llama_cpp
+from outrider.assemble.gguf_target import load_by_llama_cpp
 from outrider.assemble.memory import check_fits, free_bytes
 from outrider.assemble.parts import Parts
 from outrider.assemble.stages import make_stage
@@ -17,7 +17,7 @@ from outrider.assemble.target import LoadedTarget, load_target
 from outrider.assemble.windows import capacity_for, fit, window_limits
 from outrider.config.checks import check
 from outrider.config.given import section
-from outrider.config.run import (
+from outrider.config.settings import (
     RunConfig,
     SpeculativeConfig,
     StagesConfig,
@@ -26,8 +26,8 @@ from outrider.config.run import (
 )
 from outrider.engine.engine import Engine as EngineFacade
 from outrider.engine.engine import Speculation
-from outrider.models.generation import sampling_defaults
-from outrider.models.tokenizer import Tokenizer
+from outrider.formats.tokenizer import Tokenizer
+from outrider.sampling.defaults import sampling_defaults
 from outrider.state.spec import StateSpec
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from outrider.config.run import BLOCK_METHODS, DRAFT_METHODS, NGRAM_METHODS
+from outrider.config.settings import BLOCK_METHODS, DRAFT_METHODS, NGRAM_METHODS
 from outrider.draft.block.load import EMBEDDING, HEAD, holds_block_drafter, open_block, read_block
-from outrider.models.checkpoint import Checkpoint
+from outrider.draft.heads.eagle3_config import FLAGS, is_eagle3, read_eagle3_config
+from outrider.draft.heads.mtp import mtp_fault
+from outrider.formats.files import read_json_or_empty
+from outrider.formats.hub import resolve
+from outrider.formats.safetensors_folder import Checkpoint
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import state_spec
-from outrider.models.eagle3_config import FLAGS, is_eagle3, read_eagle3_config
-from outrider.models.files import read_json_or_empty
-from outrider.models.hub import resolve
 from outrider.models.model_file import open_tensors
-from outrider.models.mtp import mtp_fault
-from outrider.ops.selftest import Kernels
 from outrider.state.spec import PAGE, POLICIES
 
 INSPECTED_CAPACITY = 16

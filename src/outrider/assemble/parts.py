@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.engine.engine import Speculation
-from outrider.models.tokenizer import Tokenizer
+from outrider.formats.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
 from outrider.state.spec import StateSpec

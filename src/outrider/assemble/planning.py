@@ -15,7 +15,7 @@ from outrider.assemble.setup import make_picker
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.assemble.trial import CAPACITY, LIMITS, Beside, try_stages
-from outrider.config.run import LinkConfig, RunConfig, StagesConfig
+from outrider.config.settings import LinkConfig, RunConfig, StagesConfig
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import OFF, Engine, Speculation
 from outrider.engine.pipeline import Pipeline, Shape, best, law, plain, speed, steps

@@ -2,7 +2,7 @@
 
 from outrider.assemble.engine import Engine
 from outrider.assemble.memory import free_bytes, held_bytes
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Admission, Scheduler
 from outrider.stage.base import KeepingStage

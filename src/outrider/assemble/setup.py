@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from outrider.assemble.target import load_options, load_part, make_kernels
-from outrider.config.run import TargetConfig
-from outrider.models.hub import resolve
+from outrider.config.settings import LinkConfig, TargetConfig
+from outrider.formats.hub import resolve
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import link_settings
 from outrider.stage.link import LOCAL, LinkSettings
@@ -88,6 +88,11 @@ def make_setups(
         )
         for number, (first, last) in enumerate(spans)
     ]
+
+
+def link_of(config: LinkConfig) -> LinkSettings:
+    """A link as it was configured."""
+    return LinkSettings(**asdict(config))
 
 
 def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:

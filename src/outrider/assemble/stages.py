@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from outrider.assemble.cut import cut
-from outrider.assemble.setup import StageSetup, make_picker, make_setups
+from outrider.assemble.setup import StageSetup, link_of, make_picker, make_setups
 from outrider.assemble.target import LoadedTarget
-from outrider.config.run import LinkConfig, RunConfig
+from outrider.config.settings import RunConfig
 from outrider.errors import ConfigError
 from outrider.stage.base import Stage
 from outrider.stage.chain import ChainStage
-from outrider.stage.link import LinkSettings
 from outrider.stage.local import LocalStage
 from outrider.stage.part import Part
 from outrider.stage.process import Command, ProcessWorkers
@@ -69,8 +68,3 @@ def command_of(setups: Sequence[StageSetup]) -> Command:
         return [sys.executable, "-m", WORKER, *words]
 
     return command
-
-
-def link_of(config: LinkConfig) -> LinkSettings:
-    """A link as it was configured."""
-    return LinkSettings(**asdict(config))

@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 
 from outrider.assemble.cut import cut
-from outrider.config.run import StagesConfig, TargetConfig
+from outrider.config.settings import StagesConfig, TargetConfig
 from outrider.errors import ConfigError
+from outrider.formats.hub import resolve
+from outrider.formats.tokenizer import Tokenizer
+from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder, state_spec
-from outrider.models.hub import resolve
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer, open_tensors
 from outrider.models.selfcheck import rows_are_invariant
-from outrider.models.tokenizer import Tokenizer
-from outrider.ops.selftest import Kernels
 from outrider.state.spec import Policy, StateSpec
 
 LOG = logging.getLogger(__name__)

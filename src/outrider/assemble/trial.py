@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, WindowLimits
+from outrider.records import Commit, Context, Draft, Needs
 from outrider.sampling.params import SamplingParams
 
 PROMPT = (0,)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from outrider.config.run import RunConfig, SpeculativeConfig
+from outrider.config.settings import RunConfig, SpeculativeConfig
 from outrider.draft.block.model import BlockModel
 from outrider.engine.engine import WindowLimits
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from outrider.bench.costs import Curve
 from outrider.bench.leg import GREEDY
 from outrider.bench.replay import Passage, RunPass
-from outrider.core_types import Reply, Window
 from outrider.errors import StageError
+from outrider.records import Reply, Window
 from outrider.stage.base import Stage
 
 STEPPING, VERIFYING, READING = -11, -12, -13

@@ -13,9 +13,9 @@ from outrider.bench.calibration import Drafting
 from outrider.bench.costs import Curve
 from outrider.bench.leg import GREEDY, PLAIN, SPECULATIVE, Clock, Leg, follow
 from outrider.bench.replay import Passage
-from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import OFF, Engine
+from outrider.records import Commit, Context, Draft, Needs
 
 TOKENS = 32
 """Decoded in a leg at most."""

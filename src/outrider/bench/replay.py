@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outrider.bench.costs import Curve, Rounds
 from outrider.bench.leg import Clock
-from outrider.core_types import Commit, Context, Draft
 from outrider.draft.base import Drafter
+from outrider.records import Commit, Context, Draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

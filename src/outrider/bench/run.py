@@ -18,11 +18,11 @@ from outrider.bench.stats import Estimate, Timed, estimate, speedup
 from outrider.bench.text import refuse_random
 from outrider.bench.verdict import Evidence, Verdict, judge
 from outrider.bench.workload import Workload
-from outrider.core_types import Needs
 from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Speculation
 from outrider.errors import ConfigError, RequestError
+from outrider.records import Needs
 from outrider.telemetry.counters import (
     Counters,
     acceptance_rate,

@@ -16,7 +16,7 @@ from typer import Argument, Exit, Option
 
 from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import OutputFile, busy, put, say
-from outrider.config.run import RunConfig, SpeculativeConfig
+from outrider.config.settings import RunConfig, SpeculativeConfig
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _peers(config: RunConfig, names: Sequence[str]) -> "list[Peer]":
 
 def _folders(config: RunConfig) -> list[Path]:
     """Where the models in use lie: the target's, then the draft model's if there is one."""
-    from outrider.models.hub import resolve
+    from outrider.formats.hub import resolve
 
     names = [config.target.path, config.speculative.draft_model]
     return [resolve(name) for name in names if name]

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from outrider.cli.terminal import busy
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 
 if TYPE_CHECKING:
     from outrider.assemble.engine import Engine

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import busy, put, say
-from outrider.config.run import ServerConfig, is_loopback
+from outrider.config.settings import ServerConfig, is_loopback
 from outrider.config.show import lines
 from outrider.errors import ConfigError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from outrider.config.run import TAP_METHODS, RunConfig, StagesConfig, TargetConfig
+from outrider.config.settings import TAP_METHODS, RunConfig, StagesConfig, TargetConfig
 from outrider.errors import ConfigError
 
 _DEFAULTS = {item.name: item.default for item in fields(TargetConfig)}

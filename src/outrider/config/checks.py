@@ -3,7 +3,7 @@
 import re
 
 from outrider.config.backend import check_backend
-from outrider.config.run import (
+from outrider.config.settings import (
     BLOCK_METHODS,
     DRAFT_METHODS,
     NGRAM_METHODS,

@@ -5,7 +5,7 @@ from os import PathLike, fspath
 from typing import Any, get_type_hints
 
 from outrider.config import keys
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.errors import ConfigError
 
 SHORT: Mapping[str, str] = {"target": "path", "speculative": "method"}

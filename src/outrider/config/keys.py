@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_type_hints
 
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from outrider.config import keys
 from outrider.config.checks import check
 from outrider.config.links import is_link
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.config.values import parse
 from outrider.errors import ConfigError
 

@@ -7,7 +7,7 @@ logits, the verifier or the clock. One drafter object serves one session.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from outrider.core_types import Commit, Context, Draft, Needs
+from outrider.records import Commit, Context, Draft, Needs
 
 
 class Drafter(Protocol):

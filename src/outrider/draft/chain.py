@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.draft.base import Drafter, KeepingDrafter, Kept
 from outrider.errors import ConfigError
+from outrider.records import Commit, Context, Draft, Needs
 
 Limit = Callable[[str, int], int]
 """From a drafter's name and the round's budget to what that drafter may propose, 0 for nothing."""

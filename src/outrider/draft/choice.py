@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core_types import Draft
 from outrider.errors import ConfigError, StageError
+from outrider.records import Draft
+from outrider.sampling.logits import probabilities
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.process import probabilities
 from outrider.sampling.rng import Key, Purpose, draw
 
 

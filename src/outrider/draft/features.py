@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.core_types import Commit, Context, Needs
 from outrider.draft.choice import Chooser
 from outrider.errors import StageError
+from outrider.records import Commit, Context, Needs
 
 PASS_ROWS = 256
 """Rows that may wait, and rows of a catch-up pass at most."""

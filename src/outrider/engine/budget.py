@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.core_types import Draft
+from outrider.records import Draft
 
 
 class Budget(Protocol):

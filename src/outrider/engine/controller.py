@@ -19,9 +19,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice, repeat
 
-from outrider.core_types import Draft
 from outrider.engine.acceptance import Acceptance
 from outrider.engine.company import Company, Costs
+from outrider.records import Draft
 
 CONFIDENCE_STEPS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
 

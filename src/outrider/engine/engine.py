@@ -12,9 +12,9 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from outrider.core_types import TokenLogprob
 from outrider.draft.base import Drafter, KeepingDrafter
 from outrider.engine.budget import Budget, FixedBudget
+from outrider.engine.ledger import Ledger
 from outrider.engine.loop import step, survivors
 from outrider.engine.prefix import Prefix, PrefixCache, place_to_keep
 from outrider.engine.request import check_count, check_flag, check_sampling, encode_prompt
@@ -30,8 +30,8 @@ from outrider.engine.session import (
     restart,
 )
 from outrider.engine.text import TextStream, stop_strings
-from outrider.engine.windows import Ledger
 from outrider.errors import ConfigError, RequestError
+from outrider.records import TokenLogprob
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import KeepingStage, Stage
 from outrider.telemetry.counters import Counters, timings

@@ -10,7 +10,6 @@ run one at a time until each has brought a token or failed alone.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from outrider.core_types import Reply, Window
 from outrider.engine.session import (
     GRID,
     PREFILL_ROWS,
@@ -20,6 +19,7 @@ from outrider.engine.session import (
     fill,
     next_prefill,
 )
+from outrider.records import Reply, Window
 from outrider.stage.base import Stage
 
 MOST_RESTARTS = 2

@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from outrider.core_types import TokenLogprob
 from outrider.engine.engine import (
     TEXT_CONTEXT,
     Engine,
@@ -30,6 +29,7 @@ from outrider.engine.engine import (
 from outrider.engine.session import PREFILL_ROWS, Piece
 from outrider.engine.text import Detokenizer
 from outrider.errors import BusyError, DownError, OutriderError, RequestError, StageError
+from outrider.records import TokenLogprob
 from outrider.telemetry.counters import Counters, merge
 
 __all__ = [

@@ -9,12 +9,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from outrider.core_types import Commit, Context, Draft, Reply, TokenLogprob, Window
 from outrider.draft.base import Drafter
 from outrider.engine.budget import Budget
+from outrider.engine.ledger import Issued, Ledger, Verdict
 from outrider.engine.text import TextStream
-from outrider.engine.windows import Issued, Ledger, Verdict
 from outrider.errors import StageError
+from outrider.records import Commit, Context, Draft, Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters
 

@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor
 
+from outrider.formats.tensors import WeightReader
+from outrider.kernels.activation import one_plus_exp
+from outrider.kernels.attention import attend
+from outrider.kernels.attention_group import attend_pages
+from outrider.kernels.norm import RmsNorm, fold_norm, rms_norm
+from outrider.kernels.rope import paired, rotate
+from outrider.kernels.selftest import Kernels
 from outrider.models.config import AttentionConfig
 from outrider.models.group import AttentionGroup
 from outrider.models.pass_plan import PassPlan, SpanPlan
-from outrider.models.weights import WeightReader
-from outrider.ops.activation import one_plus_exp
-from outrider.ops.attention import attend
-from outrider.ops.attention_group import attend_pages
-from outrider.ops.norm import RmsNorm, fold_norm, rms_norm
-from outrider.ops.rope import paired, rotate
-from outrider.ops.selftest import Kernels
 
 
 class AttentionLayer:

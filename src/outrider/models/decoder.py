@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.kernels.activation import one_plus_exp
+from outrider.kernels.fused import Fused
+from outrider.kernels.linear import Linear
+from outrider.kernels.memory import gather
+from outrider.kernels.norm import RmsNorm, unit_rows
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
-from outrider.ops.activation import one_plus_exp
-from outrider.ops.fused import Fused
-from outrider.ops.linear import Linear
-from outrider.ops.memory import gather
-from outrider.ops.norm import RmsNorm, unit_rows
 from outrider.state.seats import Seats
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import AttentionSpec, DeltaSpec, Policy, StateSpec

@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor
 
+from outrider.formats.tensors import WeightReader
+from outrider.kernels.activation import ONE, one_plus_exp
+from outrider.kernels.conv import causal_conv
+from outrider.kernels.delta import Rows, apply_rows
+from outrider.kernels.delta_group import apply_group
+from outrider.kernels.norm import fold_norm, inverse_length, length_eps, unit_rows
+from outrider.kernels.selftest import Kernels
 from outrider.models.config import DeltaConfig
 from outrider.models.group import Group
 from outrider.models.pass_plan import Chunk, PassPlan, SpanPlan
-from outrider.models.weights import WeightReader
-from outrider.ops.activation import ONE, one_plus_exp
-from outrider.ops.conv import causal_conv
-from outrider.ops.delta import Rows, apply_rows
-from outrider.ops.delta_group import apply_group
-from outrider.ops.norm import fold_norm, inverse_length, length_eps, unit_rows
-from outrider.ops.selftest import Kernels
 from outrider.state.delta import DeltaState
 
 L2_EPS = torch.tensor(1e-6)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from outrider.formats.gguf_file import GgufFile
 from outrider.models.config import ModelConfig
-from outrider.models.gguf_file import GgufFile
 from outrider.models.hf_config import parse_config
 
 MOST_POSITIONS = 1 << 22

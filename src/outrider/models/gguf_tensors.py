@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CheckpointError
+from outrider.formats.gguf_file import GgufFile
+from outrider.formats.tensors import TensorSource
 from outrider.models.config import AttentionConfig, DeltaConfig, ModelConfig
 from outrider.models.gguf_config import ROPE_DIVISORS
-from outrider.models.gguf_file import GgufFile
-from outrider.models.weights import TensorSource
 
 Restore = Callable[[Tensor], Tensor]
 

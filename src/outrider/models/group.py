@@ -7,10 +7,10 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from outrider.ops.attention import ROW_BLOCK, BiasTable, Heads
-from outrider.ops.attention_group import PageGroup, make_pages, pages_of
-from outrider.ops.delta import ChunkTable
-from outrider.ops.delta_group import GroupRows, make_group
+from outrider.kernels.attention import ROW_BLOCK, BiasTable, Heads
+from outrider.kernels.attention_group import PageGroup, make_pages, pages_of
+from outrider.kernels.delta import ChunkTable
+from outrider.kernels.delta_group import GroupRows, make_group
 from outrider.state.attention import AttentionState
 from outrider.state.delta import DeltaState
 from outrider.state.seats import Seats

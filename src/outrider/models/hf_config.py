@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import CheckpointError
+from outrider.formats.files import read_json
 from outrider.models.config import (
     AttentionConfig,
     DeltaConfig,
     LayerKind,
     ModelConfig,
 )
-from outrider.models.files import read_json
 from outrider.models.hf_defaults import with_defaults
 from outrider.models.hf_rope import read_rope
 

@@ -10,6 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.errors import CheckpointError
+from outrider.formats.tensors import TensorSource, WeightReader
+from outrider.kernels.attention import BiasTable, Heads
+from outrider.kernels.delta import chunk_table
+from outrider.kernels.linear import Linear
+from outrider.kernels.norm import RmsNorm, fold_norm, length_eps, rms_norm
+from outrider.kernels.selftest import Kernels
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder, DecoderLayer, Layer, Mlp, state_spec
@@ -17,12 +23,6 @@ from outrider.models.delta_net import DeltaLayer
 from outrider.models.model_file import open_tensors
 from outrider.models.pass_plan import PassTables, Span, plan_pass
 from outrider.models.rope import longest, rope_tables
-from outrider.models.weights import TensorSource, WeightReader
-from outrider.ops.attention import BiasTable, Heads
-from outrider.ops.delta import chunk_table
-from outrider.ops.linear import Linear
-from outrider.ops.norm import RmsNorm, fold_norm, length_eps, rms_norm
-from outrider.ops.selftest import Kernels
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import LOG_CHUNK
 

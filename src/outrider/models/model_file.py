@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from outrider.errors import CheckpointError
-from outrider.models.checkpoint import Checkpoint
+from outrider.formats.gguf_file import SUFFIX, open_gguf
+from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
+from outrider.formats.safetensors_folder import Checkpoint
+from outrider.formats.tensors import TensorSource
+from outrider.formats.tokenizer import Tokenizer
 from outrider.models.config import ModelConfig
 from outrider.models.gguf_config import read_gguf_config
-from outrider.models.gguf_file import SUFFIX, open_gguf
 from outrider.models.gguf_tensors import GgufTensors
-from outrider.models.gguf_tokenizer import read_gguf_tokenizer
 from outrider.models.hf_config import read_config
-from outrider.models.tokenizer import Tokenizer
-from outrider.models.weights import TensorSource
 
 
 def is_gguf(path: Path) -> bool:

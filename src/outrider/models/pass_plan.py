@@ -7,9 +7,17 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from outrider.kernels.attention import (
+    PAGE,
+    ROW_BLOCK,
+    BiasTable,
+    Block,
+    Heads,
+    causal_bias,
+    make_block,
+)
+from outrider.kernels.delta import ChunkTable, Rows, Slot, make_rows
 from outrider.models.group import LEAST, AttentionGroup, Group, Member, attend_together, find_groups
-from outrider.ops.attention import PAGE, ROW_BLOCK, BiasTable, Block, Heads, causal_bias, make_block
-from outrider.ops.delta import ChunkTable, Rows, Slot, make_rows
 from outrider.state.base import State
 from outrider.state.delta import DeltaState, Segment, segments
 from outrider.state.seats import Seats
@@ -73,7 +81,7 @@ class PassPlan:
     """The parts of a pass for each kind of mixer; cos, signed sin [N, 1, width] of every row.
 
     spans: where `PassTables.turns` are, what fused layers need in place of the parts: an int64
-    array [S, fields] as `outrider.ops.jit` wants it, and those turns.
+    array [S, fields] as `outrider.kernels.jit` wants it, and those turns.
     """
 
     attention: Parts[SpanPlan | AttentionGroup]

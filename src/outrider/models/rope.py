@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from outrider.kernels import rope as ops
 from outrider.models.config import RopeConfig
-from outrider.ops import rope as ops
 
 
 def longest(config: RopeConfig, stated: int) -> int:
@@ -31,7 +31,7 @@ def longest(config: RopeConfig, stated: int) -> int:
 
 
 def rope_tables(config: RopeConfig, head_width: int, length: int) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [length, head width], fp32, for `outrider.ops.rope.rotate`."""
+    """cos and signed sin [length, head width], fp32, for `outrider.kernels.rope.rotate`."""
     exponents = torch.arange(0, config.width, 2, dtype=torch.int64).float() / config.width
     frequencies = 1.0 / config.theta**exponents
     if config.divisors is not None:

@@ -1,6 +1,6 @@
 """Proof at load that this model, on this processor, gives a row the same bits in any window.
 
-Kernels were chosen shape by shape (`outrider.ops.selftest`); this runs the layers as a whole:
+Kernels were chosen shape by shape (`outrider.kernels.selftest`); this runs the layers as a whole:
 the same tokens step by step and in windows, compared bit for bit. The first layers that contain
 every kind stand for all, since the others have the same shapes. The head is one linear layer and
 was tested as such.

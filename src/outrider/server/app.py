@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from outrider.config.run import ServerConfig
+from outrider.config.settings import ServerConfig
 from outrider.engine.scheduler import Scheduler, Snapshot
 from outrider.errors import OutriderError
 from outrider.server import access

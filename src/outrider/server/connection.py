@@ -9,7 +9,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from outrider.config.run import ServerConfig
+from outrider.config.settings import ServerConfig
 from outrider.server.problems import Problem
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.config.run import ServerConfig, is_loopback
+from outrider.config.settings import ServerConfig, is_loopback
 from outrider.server.problems import Problem
 
 ANY = "*"

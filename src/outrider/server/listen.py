@@ -7,7 +7,7 @@ from types import FrameType
 
 import uvicorn
 
-from outrider.config.run import RunConfig
+from outrider.config.settings import RunConfig
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import ConfigError
 from outrider.server.app import Service, application

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from outrider.core_types import Reply, TokenLogprob, Window
+from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
 
 

@@ -7,8 +7,8 @@ from the last part straight back. A single part has a link there and back. Parts
 
 from collections.abc import Sequence
 
-from outrider.core_types import Reply, Window
 from outrider.errors import StageError
+from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.frame import Frame, Void, take_oldest, to_reply
 from outrider.stage.link import LOCAL, Clock, Link, LinkSettings, RealClock

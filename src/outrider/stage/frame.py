@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.core_types import Reply, Window
+from outrider.records import Reply, Window
 from outrider.stage.base import Picked
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.core_types import Reply, Window
 from outrider.models.base import Model
+from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import PickerFactory
 from outrider.stage.frame import Frame, Void, to_reply

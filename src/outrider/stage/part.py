@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.core_types import Window
+from outrider.kernels.likeliest import likeliest
 from outrider.models.base import Model
 from outrider.models.group import LEAST, in_one_chunk
 from outrider.models.pass_plan import Span
-from outrider.ops.likeliest import likeliest
+from outrider.records import Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Picked, Picker, PickerFactory
 from outrider.stage.frame import Frame, Void

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from outrider.core_types import Reply, Window
+from outrider.records import Reply, Window
 from outrider.stage.wire import Open
 
 AGAIN_ROWS = 256

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from outrider.core_types import Window
 from outrider.errors import StageError
+from outrider.records import Window
 from outrider.stage.base import Picker
 from outrider.stage.frame import Frame
 from outrider.state.base import State

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core_types import Reply, TokenLogprob, Window
 from outrider.errors import OutriderError, StageError
+from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.fields import (
     MOST_TEXT,

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from outrider.core_types import Reply, Window
 from outrider.errors import StageError, StageLost
+from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.frame import Frame, Void, take_oldest

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from outrider.core_types import Window
 from outrider.errors import StageError, StageLost
+from outrider.records import Window
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.frame import Frame, Void, to_reply
 from outrider.stage.part import Part

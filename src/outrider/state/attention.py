@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from outrider.ops.memory import copy, zeros
+from outrider.kernels.memory import copy, zeros
 from outrider.state.spec import PAGE, AttentionSpec
 
 

@@ -2,7 +2,7 @@
 
 Positions are cut into chunks on an absolute grid. Slot `chunk % slots` holds the base at the
 start of a chunk and the log of its rows, so that rows of the newest `slots` chunks can be read.
-`outrider.ops.delta` is the arithmetic.
+`outrider.kernels.delta` is the arithmetic.
 
 Sequences that run side by side have a seat each (`outrider.state.seats`): one slot and the columns
 then live there, beside those of the others, until the state is asked for as a whole.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.ops.delta import Log, Slot, fold
-from outrider.ops.memory import zeros
+from outrider.kernels.delta import Log, Slot, fold
+from outrider.kernels.memory import zeros
 from outrider.state.columns import Columns
 from outrider.state.spec import DeltaSpec, StateSpec
 

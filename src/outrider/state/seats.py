@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.ops.delta_group import Stack
+from outrider.kernels.delta_group import Stack
 from outrider.state.delta import DeltaState, Seat, chunk_tensors, column_tensor, slot_of
 from outrider.state.spec import StateSpec
 

@@ -13,7 +13,7 @@ LOG_CHUNK = 32
 """Rows between two bases under the `log` and `checkpoint` policies."""
 
 PAGE = 64
-"""Positions per page of keys and values; equals `outrider.ops.attention.PAGE` (tested)."""
+"""Positions per page of keys and values; equals `outrider.kernels.attention.PAGE` (tested)."""
 
 COLUMN_SLACK = 8
 """Convolution inputs held beyond the rollback capacity; they move to the front when it is used."""

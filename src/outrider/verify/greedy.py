@@ -3,10 +3,10 @@
 import torch
 
 from outrider.errors import StageError
-from outrider.ops.likeliest import likeliest
+from outrider.kernels.likeliest import likeliest
 from outrider.sampling.counts import TokenCounts
+from outrider.sampling.logits import adjust, adjusts
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.process import adjust, adjusts
 from outrider.sampling.rng import Key
 from outrider.verify.rows import Rows, judge_in_turn
 

@@ -6,8 +6,8 @@ at a position depends on seed and position only, the tokens equal those of plain
 """
 
 from outrider.sampling.counts import TokenCounts
+from outrider.sampling.logits import distribution
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.process import distribution
 from outrider.sampling.rng import Key, Purpose
 from outrider.verify.rows import Rows, judge_in_turn
 

@@ -10,8 +10,8 @@ import torch
 
 from outrider.errors import StateError
 from outrider.sampling.counts import TokenCounts
+from outrider.sampling.logits import distribution, probabilities
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.process import distribution, probabilities
 from outrider.sampling.rng import Key, Purpose, draw
 from outrider.verify.rows import Rows, judge_in_turn
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.core_types import TokenLogprob, Window
 from outrider.errors import ConfigError, StageError
+from outrider.records import TokenLogprob, Window
 from outrider.sampling.counts import TokenCounts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key

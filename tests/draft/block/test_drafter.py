@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.core_types import Commit, Context
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import load_block
 from outrider.draft.block.trunk import BlockContext, Trunk
 from outrider.draft.choice import GreedyChooser, SampledChooser
 from outrider.draft.features import PASS_ROWS
 from outrider.errors import StageError
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
+from outrider.records import Commit, Context
 from outrider.sampling.rng import Key
 from tests.draft.block.recorder import Recorder
 from tests.helpers.blocks import HIDDEN, VOCAB, Kind, write

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.core_types import Commit, Context
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import load_block
 from outrider.draft.choice import GreedyChooser
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.fused import has_numba
-from outrider.ops.selftest import Kernels
+from outrider.records import Commit, Context
 from tests.draft.block.oracle import Oracle
 from tests.draft.block.recorder import Recorder
 from tests.helpers.blocks import HIDDEN, VOCAB, Kind, write
@@ -91,7 +90,7 @@ def case(kind, length, seed=0):
 def test_drafts_are_those_of_the_papers(target, tmp_path, name, fused):
     kind = KINDS[name]
     model, oracle = load(kind, target, tmp_path, fused)
-    assert (model.trunk.compiled is not None) == (fused and has_numba())
+    assert (model.trunk.compiled is not None) == fused
     features, tokens = case(kind, 20)
     chooser = Recorder()
     drafter = BlockDrafter(model, chooser)
@@ -115,7 +114,6 @@ def test_drafts_are_those_of_the_papers(target, tmp_path, name, fused):
     assert drafter.name == draft.source == ("dspark" if kind.markov else "dflash")
 
 
-@pytest.mark.skipif(not has_numba(), reason="needs the extra `fast`")
 @pytest.mark.parametrize("name", KINDS)
 def test_compiled_choices_are_those_row_by_row(target, tmp_path, name):
     kind = KINDS[name]

@@ -11,8 +11,8 @@ from outrider.draft.block.formats import default_taps, is_block_drafter, parse_b
 from outrider.draft.block.layout import check_method
 from outrider.draft.block.load import load_block, read_block
 from outrider.errors import CheckpointError, ConfigError
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
 from tests.helpers.blocks import TARGET_LAYERS, VOCAB, Kind, make_config, make_tensors, write
 from tests.helpers.checkpoints import save_model
 

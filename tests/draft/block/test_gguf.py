@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from outrider.assemble.inspection import inspect
-from outrider.core_types import Commit, Context
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import holds_block_drafter, load_block
 from outrider.errors import CheckpointError
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
+from outrider.records import Commit, Context
 from recipes import gguf_block
 from recipes.gguf import write as write_file
 from tests.draft.block.recorder import Recorder

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.core_types import Commit, Context
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import load_block
+from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.ops.selftest import Kernels
+from outrider.records import Commit, Context
 from tests.draft.block.recorder import Recorder
 from tests.golden.cases import KINDS, LENGTH, case
 from tests.helpers.blocks import write

@@ -11,7 +11,7 @@ from transformers.generation.candidate_generator import DFlashTokenCandidateGene
 from outrider.draft.block.drafter import BlockDrafter
 from outrider.draft.block.load import load_block
 from outrider.draft.choice import GreedyChooser
-from outrider.ops.selftest import Kernels
+from outrider.kernels.selftest import Kernels
 from tests.exactness.targets import engine, generate, make_target
 from tests.helpers.blocks import (
     HEADS,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.core_types import Commit, Context
 from outrider.draft.base import Drafter
 from outrider.models.decoder import Decoder
+from outrider.records import Commit, Context
 from outrider.state.spec import Policy
 from tests.helpers.checkpoints import VOCAB
 from tests.helpers.runs import run

@@ -1,7 +1,7 @@
 """A draft model stops where its own record says that nobody will get there."""
 
-from outrider.core_types import Commit, Context
 from outrider.draft.model.ahead import Ahead
+from outrider.records import Commit, Context
 
 START = 10
 COMMITTED = list(range(START))

@@ -6,15 +6,15 @@ import sys
 import pytest
 import torch
 
-from outrider.core_types import Commit, Context
 from outrider.draft.choice import GreedyChooser, SampledChooser
 from outrider.draft.model.drafter import DraftModelDrafter
 from outrider.draft.model.runner import DraftRunner, DraftStateSettings
 from outrider.draft.model.vocab import Rows
 from outrider.errors import ConfigError, StageError
 from outrider.models.decoder import Decoder
+from outrider.records import Commit, Context
+from outrider.sampling.logits import probabilities
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.process import probabilities
 from outrider.sampling.rng import Key, Purpose, draw
 from outrider.state.delta import DeltaCopy, DeltaState
 from outrider.state.sequence import SequenceState

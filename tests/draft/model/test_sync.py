@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core_types import Commit, Context
 from outrider.draft.model.sync import (
     AlreadySynced,
     DraftSync,
@@ -16,6 +15,7 @@ from outrider.draft.model.sync import (
     between,
 )
 from outrider.errors import StateError
+from outrider.records import Commit, Context
 
 ANYWHERE = Restorable()
 

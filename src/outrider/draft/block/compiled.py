@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from outrider.draft.block.heads import ConfidenceHead, MarkovHead
+from outrider.kernels.fused import Fused, Product
+from outrider.kernels.linear import Linear
+from outrider.kernels.norm import RmsNorm
 from outrider.models.attention import AttentionLayer
 from outrider.models.decoder import DecoderLayer
-from outrider.ops.fused import Fused, Product
-from outrider.ops.linear import Linear
-from outrider.ops.norm import RmsNorm
 
 ONE_THREADS = 1 << 19
 """Weights of the largest product that threads would not share; a pass in one call has one."""

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from outrider.core_types import Context, Draft
 from outrider.draft.base import Kept
 from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import BlockContext
 from outrider.draft.choice import Chooser, as_draft
 from outrider.draft.features import TapDrafter
+from outrider.records import Context, Draft
 
 
 class BlockDrafter(TapDrafter):

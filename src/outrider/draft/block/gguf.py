@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from outrider.draft.block.formats import CONFIDENCE, GGUF
+from outrider.formats.gguf_file import GgufFile
+from outrider.formats.tensors import TensorSource
 from outrider.models.gguf_config import dense_words
-from outrider.models.gguf_file import GgufFile
 from outrider.models.gguf_tensors import ATTENTION, LAYER, GgufTensors, Stored
-from outrider.models.weights import TensorSource
 
 ARCHITECTURE, OLDER = "dflash", "dspark"
 MAP = "d2t"

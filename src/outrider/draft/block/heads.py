@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.draft.block.layout import Markov
-from outrider.ops.linear import Linear
+from outrider.kernels.linear import Linear
 
 FREQUENCIES = 64
 SNR_STEPS = 1000.0

@@ -27,19 +27,19 @@ from outrider.draft.block.model import BlockModel
 from outrider.draft.block.trunk import Trunk
 from outrider.draft.reach import Reach
 from outrider.errors import CheckpointError
-from outrider.models.checkpoint import Checkpoint
+from outrider.formats.files import read_json, read_json_or_empty
+from outrider.formats.gguf_file import open_gguf
+from outrider.formats.safetensors_folder import Checkpoint
+from outrider.formats.tensors import WeightReader
+from outrider.kernels.linear import Linear
+from outrider.kernels.norm import fold_norm, rms_norm
+from outrider.kernels.rope import paired
+from outrider.kernels.selftest import Kernels
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
-from outrider.models.files import read_json, read_json_or_empty
-from outrider.models.gguf_file import open_gguf
 from outrider.models.load import build_layer
 from outrider.models.model_file import is_gguf
 from outrider.models.rope import rope_tables
-from outrider.models.weights import WeightReader
-from outrider.ops.linear import Linear
-from outrider.ops.norm import fold_norm, rms_norm
-from outrider.ops.rope import paired
-from outrider.ops.selftest import Kernels
 
 LOG = logging.getLogger(__name__)
 EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", gguf.MAP

@@ -13,7 +13,7 @@ from outrider.draft.block.layout import BlockLayout
 from outrider.draft.block.trunk import BlockContext, Trunk
 from outrider.draft.choice import Choice, Chooser, GreedyChooser, check_finite, top_probabilities
 from outrider.draft.reach import Reach
-from outrider.ops.linear import Linear
+from outrider.kernels.linear import Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from outrider.draft.block.compiled import CompiledTrunk
 from outrider.draft.block.formats import View
+from outrider.kernels.linear import Linear
+from outrider.kernels.norm import RmsNorm, unit_rows
+from outrider.kernels.rope import rotate
 from outrider.models.attention import AttentionLayer
 from outrider.models.decoder import DecoderLayer
-from outrider.ops.linear import Linear
-from outrider.ops.norm import RmsNorm, unit_rows
-from outrider.ops.rope import rotate
 from outrider.state.spec import PAGE, AttentionSpec, StateSpec
 
 Sight = tuple[list[int], list[int]]

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from outrider.core_types import Commit, Context, Needs
 from outrider.errors import StateError
+from outrider.records import Commit, Context, Needs
 
 
 class Index(Protocol):

@@ -14,9 +14,9 @@ see `Generations`.
 
 from dataclasses import dataclass
 
-from outrider.core_types import Context, Draft
 from outrider.draft.lookup.generations import LookupDrafter
 from outrider.errors import ConfigError
+from outrider.records import Context, Draft
 
 _TOKEN_BITS = 32
 

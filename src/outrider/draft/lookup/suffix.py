@@ -20,11 +20,11 @@ It knows tokens only, no model.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core_types import Context, Draft
 from outrider.draft.lookup.automaton import SuffixAutomaton
 from outrider.draft.lookup.copying import Copyist
 from outrider.draft.lookup.generations import LookupDrafter
 from outrider.errors import ConfigError
+from outrider.records import Context, Draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

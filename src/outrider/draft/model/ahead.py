@@ -6,7 +6,7 @@ chain look again: what it drafted may begin something that they know.
 
 import math
 
-from outrider.core_types import Commit, Context
+from outrider.records import Commit, Context
 
 LEAST = 0.001
 """Chance that a draft is reached, all before it being right, from which on it is made."""

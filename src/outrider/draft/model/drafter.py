@@ -7,7 +7,6 @@ pass over the missing tokens and the last one.
 
 import torch
 
-from outrider.core_types import Commit, Context, Draft, Needs
 from outrider.draft.base import Kept
 from outrider.draft.choice import Choice, Chooser, as_draft
 from outrider.draft.model.ahead import Ahead
@@ -15,6 +14,7 @@ from outrider.draft.model.runner import DraftRunner, DraftStateSettings
 from outrider.draft.model.vocab import Rows
 from outrider.draft.reach import Reach
 from outrider.models.base import Model
+from outrider.records import Commit, Context, Draft, Needs
 
 
 class DraftModelDrafter:

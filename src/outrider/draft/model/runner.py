@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core_types import Commit, Context
 from outrider.draft.base import Kept
 from outrider.draft.model.sync import DraftSync, Reset, Restorable, Trim, between
 from outrider.draft.model.vocab import Rows
 from outrider.models.base import Model
 from outrider.models.pass_plan import Span
+from outrider.records import Commit, Context
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint
 from outrider.state.spec import Policy

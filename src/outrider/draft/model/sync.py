@@ -10,8 +10,8 @@ the new prefill. A state goes back only to a length that it can restore; below t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core_types import Commit, Context
 from outrider.errors import StateError
+from outrider.records import Commit, Context
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""heads of Outrider."""

@@ -1,0 +1,114 @@
+"""The MTP layer that Qwen3-Next and Qwen3.5 targets carry as `mtp.*` tensors.
+
+fc takes the normed embedding and the normed hidden state side by side, in this order; then comes
+one full-attention layer of the target's own shape and a norm. Embedding and head are the target's.
+Drafting more than one token feeds the normed output back (as vLLM does).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.draft.heads.one_token import Head
+from outrider.errors import CheckpointError
+from outrider.formats.tensors import TensorSource, WeightReader
+from outrider.kernels.linear import Linear
+from outrider.kernels.norm import fold_norm, length_eps, rms_norm, unit_rows
+from outrider.kernels.selftest import Kernels
+from outrider.models.config import ModelConfig
+from outrider.models.decoder import Decoder
+from outrider.models.load import MTP_PREFIX, LoadOptions, build_layer
+from outrider.models.model_file import is_gguf, open_tensors
+
+READS_NORMED = True
+"""Whether the hidden state is read behind the target's final norm: docs/decisions/mtp-hidden.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormedJoin:
+    """fc of the unit rows of embedding and feature; the norms' weights are in the matrix."""
+
+    fc: Linear
+    eps: Tensor
+
+    def __call__(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        halves = torch.stack([embeddings, features], 1)
+        return self.fc(unit_rows(halves, self.eps).flatten(1))
+
+
+def mtp_tap(config: ModelConfig) -> int:
+    """The target's hidden state that its MTP layer reads, as `core_types.Needs` numbers it."""
+    return config.num_layers if READS_NORMED else config.num_layers - 1
+
+
+def mtp_fault(config: ModelConfig, tensors: TensorSource) -> str | None:
+    """Why the MTP layer of a model cannot be used, in half a sentence; None where it can."""
+    if config.mtp_layers != 1:
+        return (
+            f"{tensors.folder} has {config.mtp_layers} MTP layers (mtp_num_hidden_layers), and "
+            "method mtp needs a target with exactly one"
+        )
+    if is_gguf(tensors.folder):
+        return f"{tensors.folder} is a GGUF file, and MTP layers of GGUF files are not read"
+    if f"{MTP_PREFIX}fc.weight" not in tensors.names:
+        return (
+            f"{tensors.folder} was saved without the tensors of the MTP layer that its config.json "
+            f"names ({MTP_PREFIX}fc.weight is missing)"
+        )
+    return None
+
+
+def holds_mtp(path: Path) -> bool:
+    """Whether the model at `path` has an MTP layer that `load_mtp` can read; reads headers only."""
+    config, opened = open_tensors(path)
+    with opened as tensors:
+        return mtp_fault(config, tensors) is None
+
+
+def load_mtp(folder: Path, target: Decoder, kernels: Kernels, options: LoadOptions) -> Head:
+    """The MTP layer of the target in `folder`; CheckpointError where `mtp_fault` finds one."""
+    config, opened = open_tensors(folder)
+    with opened as checkpoint:
+        if fault := mtp_fault(config, checkpoint):
+            raise CheckpointError(f"{fault}: use another method, such as suffix.")
+        reader = WeightReader(
+            checkpoint, MTP_PREFIX, options.dtype, options.device, config.zero_centred_norm
+        )
+        checkpoint.leave(name for name in checkpoint.names if not name.startswith(MTP_PREFIX))
+        head = Head(
+            name="mtp",
+            taps=(mtp_tap(config),),
+            layers=_layers(config, reader, target, kernels),
+            read=lambda taps: taps,
+            join=_join(config, reader, kernels),
+            feeds_normed=True,
+            vocab_size=config.vocab_size,
+        )
+        checkpoint.finish()
+    return head
+
+
+def _layers(
+    config: ModelConfig, reader: WeightReader, target: Decoder, kernels: Kernels
+) -> Decoder:
+    attention = replace(config.attention, windows=(None,))
+    one = replace(config, layer_kinds=("attention",), attention=attention, delta=None)
+    return replace(
+        target,
+        config=one,
+        first=0,
+        layers=(build_layer(one, 0, 0, reader, kernels),),
+        norm=rms_norm(reader.norm("norm", config.hidden_size), config.norm_eps),
+    )
+
+
+def _join(config: ModelConfig, reader: WeightReader, kernels: Kernels) -> NormedJoin:
+    width = config.hidden_size
+    norms = [reader.norm(f"pre_fc_norm_{half}", width) for half in ("embedding", "hidden")]
+    # Each half has a length of its own, so the root of its width, not of both.
+    weight = torch.cat(norms) * math.sqrt(0.5)
+    fc = fold_norm(reader.matrix("fc", width, 2 * width), weight)
+    return NormedJoin(kernels.make_linear(fc), length_eps(config.norm_eps, width).to(weight.device))

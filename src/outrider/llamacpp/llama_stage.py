@@ -1,0 +1,31 @@
+"""A whole model that llama.cpp runs, as a one-stage chain."""
+
+from torch import Tensor
+
+from outrider.llamacpp.llama_model import LlamaModel
+from outrider.stage.base import PickerFactory
+from outrider.stage.local import LocalStage
+from outrider.stage.part import Due
+from outrider.state.spec import Policy
+
+
+class LlamaStage(LocalStage):
+    """A `LocalStage` that hands token ids over as they are, takes the logits that come back, and
+    picks greedily without torch: behind a pass each call of it is a hundredth of a small model's
+    step, or several."""
+
+    def __init__(
+        self, model: LlamaModel, policy: Policy, picker: PickerFactory, *, in_step: bool = True
+    ) -> None:
+        super().__init__(model, policy, model.context.snapshots, picker, in_step=in_step)
+        self._model = model
+
+    def _pass(self, due: list[Due]) -> tuple[Tensor, None]:
+        tokens = [token for one in due for token in one.frame.window.tokens]
+        return self._model.forward(tokens, [one.span for one in due]), None
+
+    def _logits(self, due: list[Due], hidden: Tensor) -> Tensor:
+        return hidden
+
+    def _likeliest(self, logits: Tensor) -> list[int] | None:
+        return self._model.context.likeliest(logits)
