@@ -58,9 +58,8 @@ def check_allocations_fit(allocations: Sequence[Allocated], available: int) -> N
 
 
 def held_bytes(spec: StateSpec, length: int) -> int:
-    """Bytes that a state of `length` positions may come to hold: its pages grow by doubling, and
-    beside others it has a seat."""
-    return spec.recurrent_bytes() + spec.seat_bytes() + 2 * spec.attention_bytes(length)
+    """Bytes that a state of `length` positions may come to hold: its pages grow by doubling."""
+    return spec.recurrent_bytes() + 2 * spec.attention_bytes(length)
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:

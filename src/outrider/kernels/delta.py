@@ -66,14 +66,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """What rows at each offset of a chunk see, and `units`, the rows [1, C] of the matrix `unit`.
+    """What rows at each offset of a chunk see, and `units`, the rows [1, C] of the unit matrix.
 
     visible: 0 or 1, [2, C, C]; [0] is for the inverse (strictly earlier entries), [1] for outputs
     (own entry included).
     """
 
     visible: Tensor
-    unit: Tensor
     units: tuple[Tensor, ...]
 
 
@@ -81,8 +80,7 @@ class ChunkTable:
 class Rows:
     """n rows at offset `first` of one chunk, or of each of `chunks`; with scratch for all layers.
 
-    visible: [2, n, C] (or for every head: [N K, 1, 2, n, C]) and units: n rows [1, C], from the
-    `ChunkTable`. both: [N K, M, A], zero in
+    visible: [2, n, C] and units: n rows [1, C], from the `ChunkTable`. both: [N K, M, A], zero in
     the padding; `target` is its part [N, n, 2, K, A] that a layer fills with normalised keys and
     queries, `keys` the part [N K, A, n]. weights: [N K, r, 2, n, C] in zeroed scratch, of which
     `solving` is the first half [N V, n, C], `equations` its n rows [N V, 1, C], and `mixing` the
@@ -107,7 +105,7 @@ class Rows:
 def chunk_table(chunk: int, device: torch.device) -> ChunkTable:
     unit = torch.eye(chunk, device=device)
     reached = torch.ones_like(unit).tril()
-    return ChunkTable(torch.stack([reached - unit, reached]), unit, unit.split(1))
+    return ChunkTable(torch.stack([reached - unit, reached]), unit.split(1))
 
 
 def make_rows(
@@ -118,13 +116,8 @@ def make_rows(
     table: ChunkTable,
     tile: int,
     chunks: int = 1,
-    *,
-    log: bool = True,
 ) -> Rows:
-    """`size` rows from offset `first` on of each of `chunks`; heads K and V, `width` A.
-
-    `log`: several chunks get one to be weighed in.
-    """
+    """`size` rows from offset `first` on of each of `chunks`; heads K and V, `width` A."""
     key_heads, value_heads = (chunks * count for count in heads)
     zeros = table.visible.new_zeros
     both = zeros(key_heads, padded_rows(2 * size, tile), width)
@@ -145,7 +138,7 @@ def make_rows(
         solving,
         solving.split(1, 1),
         scratch.select(1, 1),
-        Log.new(key_heads, value_heads, width, table.visible) if log and chunks > 1 else None,
+        Log.new(key_heads, value_heads, width, table.visible) if chunks > 1 else None,
     )
 
 

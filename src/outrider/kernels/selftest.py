@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.kernels import attention, delta, delta_group
+from outrider.kernels import attention, delta
 from outrider.kernels.fused import Fused, can_fuse, has_numba, load_fused
 from outrider.kernels.linear import Linear, LinearPlan, Quantize, Use, candidates, make_linear
 
@@ -19,14 +19,6 @@ TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 65, 256)
 DISTINCT_ROWS = 8
 TILES = (1, 4, 8, 16)
 EACH_ROW = 0
-GROUP_WIDTHS = (
-    (1, 2, 5, 0, 8),
-    (1, 1, 1, 1, 1),
-    (1, 0, 1, 1, 0),
-    (2, 13, 16, 1, 4),
-    (5, 8, 3, 8, 8),
-)
-"""Rows of each of five sequences in five passes; a chunk's worth at most."""
 
 
 @dataclass(slots=True)
@@ -43,7 +35,6 @@ class Kernels:
     linear: dict[tuple[int, int, bool, torch.dtype, Use], LinearPlan] = field(default_factory=dict)
     attention_tile: dict[tuple[int, int, int], int] = field(default_factory=dict)
     delta_tile: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
-    delta_group: dict[tuple[int, int, int, int], bool] = field(default_factory=dict)
 
     def make_linear(
         self, weight: Tensor, bias: Tensor | None = None, *, use: Use = "layer"
@@ -99,15 +90,6 @@ class Kernels:
             probe = DeltaProbe(key_heads, heads, key_width, width)
             self.delta_tile[key] = self._first(probe.is_invariant)
         return self.delta_tile[key]
-
-    def can_group_delta(self, key_heads: int, heads: int, key_width: int, width: int) -> bool:
-        """Whether the delta rule of one shape may run several sequences at once."""
-        key = (key_heads, heads, key_width, width)
-        tile = self.tile_for_delta(*key)
-        if key not in self.delta_group:
-            alike = not self.exact or (tile and DeltaProbe(*key).is_invariant_in_groups(tile))
-            self.delta_group[key] = bool(alike)
-        return self.delta_group[key]
 
     def _first(self, passes: Callable[[int], bool]) -> int:
         if not self.exact:
@@ -178,35 +160,6 @@ class DeltaProbe:
         cuts = [(width, 1) for width in self.windows] + [(self.chunk, 4)]
         return all(torch.equal(self._run(*cut, tile), alone) for cut in cuts)
 
-    def is_invariant_in_groups(self, tile: int) -> bool:
-        """Whether rows of several sequences at once equal those of each by itself."""
-        count = len(GROUP_WIDTHS[0])
-        table = delta.chunk_table(self.chunk, torch.device("cpu"))
-        alone = self._run(1, 1, tile, count)
-        seed, inputs = self._inputs(count)
-        slots = [self._slot(seed, table.visible) for _ in range(count)]
-        spare = self._slot(seed, table.visible)
-        held = [torch.stack(parts) for parts in zip(*map(_parts, [*slots, spare]), strict=True)]
-        stack, done = delta_group.Stack.of(held, count), [0] * count
-        for widths in GROUP_WIDTHS:
-            size = max(widths)
-            last = [max(width - 1, 0) for width in widths]
-            offsets = [
-                [at + min(n, end) for n in range(size)] for at, end in zip(done, last, strict=True)
-            ]
-            rows = delta_group.make_group(
-                offsets, [w > 0 for w in widths], self._heads, self.key_width, table, tile
-            )
-            place = torch.tensor(offsets) + torch.arange(count).unsqueeze(1) * self.chunk
-            pairs, values, decay, strength = (x[place.view(-1)] for x in inputs)
-            rows.scratch.target.copy_(pairs.view(rows.scratch.target.shape))
-            found = delta_group.apply_group(rows, values, (decay, strength), stack)
-            real = torch.tensor([n < width for width in widths for n in range(size)])
-            if not torch.equal(found[real], alone[place.view(-1)][real]):
-                return False
-            done = [at + width for at, width in zip(done, widths, strict=True)]
-        return True
-
     @property
     def _heads(self) -> tuple[int, int]:
         return self.key_heads, self.heads
@@ -247,8 +200,3 @@ class DeltaProbe:
         wanted = torch.zeros(self.heads, self.chunk, self.width)
         log = delta.Log.new(self.key_heads, self.heads, self.key_width, like)
         return delta.Slot(base, wanted, log)
-
-
-def _parts(slot: delta.Slot) -> tuple[Tensor, ...]:
-    log = slot.log
-    return slot.base, slot.wanted, log.keys, log.decays, log.inverse

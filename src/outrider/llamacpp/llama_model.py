@@ -9,7 +9,6 @@ from outrider.llamacpp.batch import Piece
 from outrider.llamacpp.llama_context import LlamaContext
 from outrider.llamacpp.llama_state import LlamaState
 from outrider.models.pass_plan import Span
-from outrider.state.seats import Seats
 from outrider.state.spec import Policy
 
 
@@ -38,10 +37,6 @@ class LlamaModel:
         kept = 0 if policy == "checkpoint" else self.context.snapshots
         return LlamaState(self.context, kept)
 
-    def new_seats(self, policy: Policy, capacity: int) -> Seats | None:
-        """None: the library places sequences itself."""
-        return None
-
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 [N] as they are: the library looks them up."""
         return tokens
@@ -51,7 +46,6 @@ class LlamaModel:
         hidden: Tensor,
         spans: Sequence[Span],
         taps: Sequence[int] = (),
-        seats: Seats | None = None,
     ) -> tuple[Tensor, None]:
         """Run token ids [N] of `spans` in one pass; advance the states.
 

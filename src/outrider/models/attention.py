@@ -6,12 +6,10 @@ from torch import Tensor
 from outrider.formats.tensors import WeightReader
 from outrider.kernels.activation import one_plus_exp
 from outrider.kernels.attention import attend
-from outrider.kernels.attention_group import attend_pages
 from outrider.kernels.norm import RmsNorm, fold_norm, rms_norm
 from outrider.kernels.rope import paired, rotate
 from outrider.kernels.selftest import Kernels
 from outrider.models.config import AttentionConfig
-from outrider.models.group import AttentionGroup
 from outrider.models.pass_plan import PassPlan, SpanPlan
 
 
@@ -96,11 +94,11 @@ class AttentionLayer:
         """x [N, hidden] of unit rows; returns [N, hidden]. Writes keys and values."""
         projected = self.project(x)
         if self.fused:
-            at, sizes = (plan.spans, self.index), (*self.shape, self.window or 0)
+            at, sizes = (plan.table, self.index), (*self.shape, self.window or 0)
             mixed = self.fused.mix_attention(projected, at, sizes, self.fused_weights, plan.turns)
             return self.out(mixed)
         self._turn_heads(projected, plan)
-        units = zip(plan.attention.split(projected), plan.attention.units, strict=True)
+        units = zip(plan.split(projected), plan.units, strict=True)
         parts = [self._attend(*unit) for unit in units]
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self.config.output_gate:
@@ -115,9 +113,7 @@ class AttentionLayer:
         heads = place if self.head_norm is None else self.head_norm(place)
         rotate(heads, plan.cos, plan.sin, out=place)
 
-    def _attend(self, projected: Tensor, span: SpanPlan | AttentionGroup) -> Tensor:
-        if isinstance(span, AttentionGroup):
-            return self._attend_group(projected, span)
+    def _attend(self, projected: Tensor, span: SpanPlan) -> Tensor:
         store, config = span.state.attention, self.config
         assert store is not None
         kept = projected.narrow(1, self.queries, 2 * self.keys)
@@ -133,16 +129,3 @@ class AttentionLayer:
             for block in span.blocks
         ]
         return torch.cat(parts).flatten(1)
-
-    def _attend_group(self, projected: Tensor, group: AttentionGroup) -> Tensor:
-        """As `_attend`, for windows of several sequences."""
-        config, rows = self.config, len(projected)
-        kept = projected.narrow(1, self.queries, 2 * self.keys)
-        kept = kept.view(rows, 2, config.kv_heads, config.width).split(group.sizes)
-        for store, start, part in zip(group.states, group.starts, kept, strict=True):
-            store.write(self.index, start, part)
-        sequences = zip(group.states, group.pages.pages, strict=True)
-        reached = [store.first(self.index, pages) for store, pages in sequences]
-        grouped = projected.narrow(1, 0, self.queries)
-        grouped = group.spread.widen(grouped.view(rows, config.kv_heads, -1, config.width))
-        return group.spread.narrow(attend_pages(grouped, reached, group.pages)).flatten(1)

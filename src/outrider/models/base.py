@@ -8,7 +8,6 @@ from torch import Tensor
 
 from outrider.models.pass_plan import Span
 from outrider.state.base import State
-from outrider.state.seats import Seats
 from outrider.state.spec import Policy
 
 
@@ -34,7 +33,6 @@ class Model(Protocol):
         """Numbers of the hidden states that it can hand over."""
 
     def new_state(self, policy: Policy, capacity: int) -> State: ...
-    def new_seats(self, policy: Policy, capacity: int) -> Seats | None: ...
     def embed(self, tokens: Tensor) -> Tensor:
         """What the rows of token ids int64 [N] start from."""
 
@@ -43,7 +41,6 @@ class Model(Protocol):
         hidden: Tensor,
         spans: Sequence[Span],
         taps: Sequence[int] = (),
-        seats: Seats | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run rows [N, ...] of `spans`, in order, and advance their states; returns what later
         layers or `logits` start from, row by row (a whole model may leave out rows that are not

@@ -19,7 +19,6 @@ from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
-from outrider.state.seats import Seats
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import AttentionSpec, DeltaSpec, Policy, StateSpec
 
@@ -118,15 +117,6 @@ class Decoder:
         kinds = self.config.layer_kinds[self.first : self.first + len(self.layers)]
         return state_spec(self.config, kinds, policy, capacity, self.dtype.itemsize)
 
-    def new_seats(self, policy: Policy, capacity: int) -> Seats | None:
-        """Seats for such states, where recurrent layers can run several of them at once."""
-        spec = self.state_spec(policy, capacity)
-        return (
-            Seats(spec, self.device)
-            if spec.delta and spec.chunk > 1 and self.tables.group
-            else None
-        )
-
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids int64 [N] to hidden states [N, hidden]."""
         assert self.embedding is not None
@@ -137,15 +127,13 @@ class Decoder:
         hidden: Tensor,
         spans: Sequence[Span],
         taps: Sequence[int] = (),
-        seats: Seats | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run rows [N, hidden] of `spans`, in order, through these layers; advance the states.
 
         Returns the hidden states [N, hidden] behind the last layer and, where `taps` names layers
-        (see `core_types.Needs`), their states side by side [N, taps * hidden]. Spans at the front
-        whose states have `seats` share operations; the bits are the same.
+        (see `core_types.Needs`), their states side by side [N, taps * hidden].
         """
-        plan = plan_pass(spans, self.tables, hidden, seats)
+        plan = plan_pass(spans, self.tables, hidden)
         kept = {EMBEDDING_TAP: hidden} if EMBEDDING_TAP in taps else {}
         for number, layer in enumerate(self.layers, self.first):
             hidden = layer(hidden, plan)

@@ -7,11 +7,9 @@ from outrider.formats.tensors import WeightReader
 from outrider.kernels.activation import ONE, one_plus_exp
 from outrider.kernels.conv import causal_conv
 from outrider.kernels.delta import Rows, apply_rows
-from outrider.kernels.delta_group import apply_group
 from outrider.kernels.norm import fold_norm, inverse_length, length_eps, unit_rows
 from outrider.kernels.selftest import Kernels
 from outrider.models.config import DeltaConfig
-from outrider.models.group import Group
 from outrider.models.pass_plan import Chunk, PassPlan, SpanPlan
 from outrider.state.delta import DeltaState
 
@@ -98,7 +96,7 @@ class DeltaLayer:
         """x [N, hidden] of unit rows; returns [N, hidden]. Writes the log and columns."""
         if self.fused:
             mixed = self.fused.mix_delta(
-                self.project(x), (plan.spans, self.index), self.shape, self.fused_weights
+                self.project(x), (plan.table, self.index), self.shape, self.fused_weights
             )
             return self.out(mixed)
         size, channels, heads = self.value_size, self.config.channels, self.config.value_heads
@@ -109,19 +107,15 @@ class DeltaLayer:
         decay = faded.log1p_().mul_(self.rate)
         grown.add_(ONE)
         strength = grown.narrow(1, size, heads).reciprocal()
-        inputs = map(plan.delta.split, (projected.narrow(1, 0, channels), strength, decay))
-        parts = [self._mix(*part) for part in zip(*inputs, plan.delta.units, strict=True)]
+        inputs = map(plan.split, (projected.narrow(1, 0, channels), strength, decay))
+        parts = [self._mix(*part) for part in zip(*inputs, plan.units, strict=True)]
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
         gate = projected.narrow(1, channels, size) / grown.narrow(1, 0, size)
         normed = unit_rows(outputs, self.eps).reshape(gate.shape)
         return self.out(gate.mul_(normed).to(x.dtype))
 
-    def _mix(
-        self, mixed: Tensor, strength: Tensor, decay: Tensor, span: SpanPlan | Group
-    ) -> Tensor:
+    def _mix(self, mixed: Tensor, strength: Tensor, decay: Tensor, span: SpanPlan) -> Tensor:
         """Convolution and delta rule of one span; [n, key heads, values per key, value width]."""
-        if isinstance(span, Group):
-            return self._mix_group(mixed, strength, decay, span)
         store = span.state.delta
         assert store is not None
         mixed = causal_conv(store.columns.extend(self.index, span.start, mixed), self.conv)
@@ -146,17 +140,3 @@ class DeltaLayer:
         torch.mul(pairs, inverse_length(pairs, L2_EPS), out=rows.target)
         values = mixed.narrow(1, 2 * self.key_size, self.value_size)
         return values.view(len(mixed), self.config.key_heads, -1, self.config.value_width)
-
-    def _mix_group(self, mixed: Tensor, strength: Tensor, decay: Tensor, group: Group) -> Tensor:
-        """As `_mix`, for windows of several sequences."""
-        for store, chunk in group.opened:
-            store.open(self.index, chunk)
-        columns = group.seats.columns[self.index]
-        columns.index_copy_(0, group.written, mixed)
-        windows = columns.index_select(0, group.read).view(len(mixed), *self.conv.shape)
-        mixed = (windows * self.conv).sum(1)
-        inputs = mixed / one_plus_exp(mixed), decay, strength
-        mixed, *gates = (group.spread.widen(rows) for rows in inputs)
-        values = self._fill(group.rows.scratch, mixed)
-        stack = group.seats.stack(self.index)
-        return group.spread.narrow(apply_group(group.rows, values, (gates[0], gates[1]), stack))

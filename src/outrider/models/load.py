@@ -158,7 +158,6 @@ def build_tables(config: ModelConfig, kernels: Kernels, like: Tensor, length: in
         full=BiasTable(shape[1], max(tile, 1), device),
         chunks={chunk: chunk_table(chunk, device) for chunk in (1, LOG_CHUNK)},
         delta_tile=kernels.tile_for_delta(*recurrent) if recurrent else 1,
-        group=recurrent is not None and kernels.can_group_delta(*recurrent),
         turns=torch.stack([cos, sin]).numpy() if fused else None,
     )
 

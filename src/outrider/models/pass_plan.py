@@ -1,8 +1,8 @@
 """What one pass over several sequences needs to know, computed once and shared by all layers."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,8 @@ from outrider.kernels.attention import (
     make_block,
 )
 from outrider.kernels.delta import ChunkTable, Rows, Slot, make_rows
-from outrider.models.group import LEAST, AttentionGroup, Group, Member, attend_together, find_groups
 from outrider.state.base import State
 from outrider.state.delta import DeltaState, Segment, segments
-from outrider.state.seats import Seats
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +58,24 @@ class SpanPlan:
     chunks: list[Chunk]
 
 
-U = TypeVar("U")
-
-
-@dataclass(frozen=True, slots=True)
-class Parts(Generic[U]):
-    """What the mixers of one kind run one after another, and the rows of each: the first spans in
-    groups where that can be, and every other span."""
-
-    units: list[U]
-    sizes: list[int]
-
-    def split(self, rows: Tensor) -> Sequence[Tensor]:
-        """The rows [N, ...] of a pass by unit."""
-        return (rows,) if len(self.sizes) == 1 else rows.split(self.sizes)
-
-
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """The parts of a pass for each kind of mixer; cos, signed sin [N, 1, width] of every row.
+    """The spans of a pass and the rows of each; cos, signed sin [N, 1, width] of every row.
 
-    spans: where `PassTables.turns` are, what fused layers need in place of the parts: an int64
+    table: where `PassTables.turns` are, what compiled layers need in place of all this: an int64
     array [S, fields] as `outrider.kernels.jit` wants it, and those turns.
     """
 
-    attention: Parts[SpanPlan | AttentionGroup]
-    delta: Parts[SpanPlan | Group]
+    units: Sequence[SpanPlan]
+    sizes: list[int]
     cos: Tensor
     sin: Tensor
-    spans: Any = None
+    table: Any = None
     turns: Any = None
+
+    def split(self, rows: Tensor) -> Sequence[Tensor]:
+        """The rows [N, ...] of a pass by span."""
+        return (rows,) if len(self.sizes) == 1 else rows.split(self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +84,8 @@ class PassTables:
 
     cos, sin: [max_length, width]. windows: of the attention layers. chunks: by chunk length.
     Where the self-test found no row multiple that keeps bits, rows run alone: `attention_alone`,
-    and `delta_tile` is 0. `group`: recurrent layers may run several sequences at once. turns: cos
-    and sin as an array [2, max_length, width], where layers are fused.
+    and `delta_tile` is 0. turns: cos and sin as an array [2, max_length, width], where layers
+    are fused.
     """
 
     cos: Tensor
@@ -110,39 +96,27 @@ class PassTables:
     full: BiasTable
     chunks: Mapping[int, ChunkTable]
     delta_tile: int
-    group: bool
     turns: Any = None
 
 
-def plan_pass(
-    spans: Sequence[Span], tables: PassTables, like: Tensor, seats: Seats | None = None
-) -> PassPlan:
-    """Plan a pass and advance every span's state past its rows; `like` gives scratch its dtype.
-
-    Spans with a place in `seats` run as one in recurrent layers, if they stand at the front.
-    """
+def plan_pass(spans: Sequence[Span], tables: PassTables, like: Tensor) -> PassPlan:
+    """Plan a pass and advance every span's state past its rows; `like` gives scratch its dtype."""
     starts = [span.state.length for span in spans]
     for span in spans:
         span.state.advance(span.rows, revocable=span.revocable)
     if tables.turns is not None:
         return _fused_plan(spans, starts, tables)
-    pages = _attention_groups(spans, starts, tables, like)
-    groups = _groups(spans, starts, tables, seats)
-    attended = sum(len(group.sizes) for group in pages)
-    grouped = sum(len(group.sizes) for group in groups)
-    planned = []
-    for place, (span, start) in enumerate(zip(spans, starts, strict=True)):
-        attention = span.state.attention if place >= attended else None
-        delta = span.state.delta if place >= grouped else None
-        blocks = _blocks(start, span.rows, tables, like) if attention else []
-        chunks = _chunks(delta, start, span.rows, tables) if delta else []
-        planned.append(SpanPlan(span.state, start, blocks, chunks))
+    planned = [
+        SpanPlan(
+            span.state,
+            start,
+            _blocks(start, span.rows, tables, like) if span.state.attention else [],
+            _chunks(span.state.delta, start, span.rows, tables) if span.state.delta else [],
+        )
+        for span, start in zip(spans, starts, strict=True)
+    ]
     sizes = [span.rows for span in spans]
-    return PassPlan(
-        Parts([*pages, *planned[attended:]], [*_sums(pages), *sizes[attended:]]),
-        Parts([*groups, *planned[grouped:]], [*_sums(groups), *sizes[grouped:]]),
-        *_turns(starts, sizes, tables),
-    )
+    return PassPlan(planned, sizes, *_turns(starts, sizes, tables))
 
 
 def _fused_plan(spans: Sequence[Span], starts: Sequence[int], tables: PassTables) -> PassPlan:
@@ -157,14 +131,10 @@ def _fused_plan(spans: Sequence[Span], starts: Sequence[int], tables: PassTables
         )
         for span, start in zip(spans, starts, strict=True)
     ]
-    # The parts hold the states, so that what the addresses name lives as long as the plan.
-    parts: Parts[Any] = Parts([span.state for span in spans], [span.rows for span in spans])
-    table = torch.tensor(rows, dtype=torch.int64).numpy()
-    return PassPlan(parts, parts, tables.cos, tables.sin, table, tables.turns)
-
-
-def _sums(groups: Iterable[Group | AttentionGroup]) -> Iterator[int]:
-    return (sum(group.sizes) for group in groups)
+    # The units hold the states, so that what the addresses name lives as long as the plan.
+    units = [SpanPlan(span.state, start, [], []) for span, start in zip(spans, starts, strict=True)]
+    sizes, table = [span.rows for span in spans], torch.tensor(rows, dtype=torch.int64).numpy()
+    return PassPlan(units, sizes, tables.cos, tables.sin, table, tables.turns)
 
 
 def _turns(
@@ -179,31 +149,6 @@ def _turns(
         index = torch.tensor(places, device=tables.cos.device)
         cos, sin = (table.index_select(0, index) for table in (tables.cos, tables.sin))
     return cos.unsqueeze(1), sin.unsqueeze(1)
-
-
-def _attention_groups(
-    spans: Sequence[Span], starts: Sequence[int], tables: PassTables, like: Tensor
-) -> list[AttentionGroup]:
-    """The spans at the front whose rows attend together; masks of sliding windows cannot."""
-    states = [span.state.attention for span in spans if span.state.attention]
-    if len(states) < LEAST or tables.attention_alone or tables.windows != {None}:
-        return []
-    sizes = [span.rows for span in spans]
-    return attend_together(states, starts, sizes, tables.heads, tables.full, like)
-
-
-def _groups(
-    spans: Sequence[Span], starts: Sequence[int], tables: PassTables, seats: Seats | None
-) -> list[Group]:
-    """The spans at the front that recurrent layers run together."""
-    if seats is None or not tables.group:
-        return []
-    members = (
-        Member(span.state.delta, start, span.rows)
-        for span, start in zip(spans, starts, strict=True)
-        if span.state.delta
-    )
-    return find_groups(members, seats, tables.chunks[seats.spec.chunk], tables.delta_tile)
 
 
 def _blocks(start: int, rows: int, tables: PassTables, like: Tensor) -> list[Block]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from outrider.kernels.likeliest import likeliest
 from outrider.models.base import Model
-from outrider.models.group import LEAST, in_one_chunk
 from outrider.models.pass_plan import Span
 from outrider.records import Window
 from outrider.sampling.params import SamplingParams
@@ -61,7 +60,6 @@ class Part:
         self._capacity = capacity
         self._picker = picker
         self._slots: dict[int, Slot] = {}
-        self._seats = decoder.new_seats(policy, capacity)
 
     @property
     def vocab_size(self) -> int:
@@ -108,8 +106,6 @@ class Part:
         slot = self._slots.pop(session, None)
         if slot is None:
             return
-        if self._seats and slot.state.delta:
-            self._seats.free(slot.state.delta)
         slot.state.free()
 
     def clear(self) -> None:
@@ -159,7 +155,7 @@ class Part:
 
     def _run(self, live: Live) -> list[Frame]:
         failed: list[Frame] = []
-        settled = self._settle(self._side_by_side(live), failed)
+        settled = self._settle(live, failed)
         began = time.perf_counter()
         due = _due(settled, failed)
         if not due:
@@ -184,18 +180,6 @@ class Part:
                 failed.append(_failed(slot, frame, error))
         return settled
 
-    def _side_by_side(self, live: Live) -> Live:
-        """Give seats to windows that can share operations, and put these first: narrow ones
-        before wide ones, of which too many would be padded, and then as they sit."""
-        if len(live) < LEAST:
-            return live
-        chunk = self._seats.spec.chunk if self._seats else 0
-        stores = [slot.state.delta for slot, frame in live if _in_one_chunk(frame.window, chunk)]
-        together = [store for store in stores if store]
-        if self._seats and len(together) >= LEAST:
-            self._seats.take(together)
-        return sorted(live, key=lambda one: _order(one[0], one[1].window, chunk))
-
     def _pass(self, due: list[Due]) -> tuple[Tensor, Tensor | None]:
         if all(one.frame.hidden is None for one in due):
             hidden = self._start([token for one in due for token in one.frame.window.tokens])
@@ -203,7 +187,7 @@ class Part:
             parts = [one.frame.hidden for one in due if one.frame.hidden is not None]
             hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
         taps = next((one.slot.taps for one in due if one.slot.taps), ())
-        return self._decoder.run(hidden, [one.span for one in due], taps, self._seats)
+        return self._decoder.run(hidden, [one.span for one in due], taps)
 
     def _start(self, rows: Sequence[Row]) -> Tensor:
         """Hidden states [n, hidden] that rows start from."""
@@ -313,17 +297,6 @@ def _rows(frame: Frame) -> Sequence[int] | Tensor:
 
 def _split(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     return (rows,) if len(sizes) == 1 else rows.split(sizes)
-
-
-def _in_one_chunk(window: Window, chunk: int) -> bool:
-    return in_one_chunk(window.start, len(window.tokens), chunk)
-
-
-def _order(slot: Slot, window: Window, chunk: int) -> tuple[bool, int, int]:
-    """Sorts the windows of a pass; see `Part._side_by_side`."""
-    seat = slot.state.delta.seat if slot.state.delta else None
-    alone = seat is None or not _in_one_chunk(window, chunk)
-    return alone, len(window.tokens), seat.number if seat else 0
 
 
 def _beside(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -28,7 +28,6 @@ class AttentionState:
         """Take `pages` as storage; views of it are made once and used by many passes."""
         self.pages = pages
         self._layers = [(layer[0], layer[1]) for layer in pages]
-        self._firsts: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
         self._places = [layer.unbind(1) for layer in pages]
         self.address = pages.data_ptr(), pages.shape[2]
 
@@ -52,15 +51,6 @@ class AttentionState:
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each [pages, heads, PAGE, width]."""
         return self._layers[layer]
-
-    def first(self, layer: int, pages: int) -> tuple[Tensor, Tensor]:
-        """As the products of attention take the first pages of one layer: keys [pages * heads,
-        width, PAGE], values [pages * heads, PAGE, width]."""
-        if self._firsts[0] != pages:
-            near = [one.narrow(0, 0, pages).flatten(0, 1) for pair in self._layers for one in pair]
-            pairs = zip(near[::2], near[1::2], strict=True)
-            self._firsts = pages, [(keys.transpose(1, 2), values) for keys, values in pairs]
-        return self._firsts[1][layer]
 
     def write(self, layer: int, start: int, rows: Tensor) -> None:
         """Store keys and values [n, 2, heads, width] at positions start.. (room was reserved)."""

@@ -48,11 +48,6 @@ class Columns:
         held.copy_(joined.narrow(0, len(joined) - len(held), len(held)))
         return joined
 
-    def move(self, storage: Tensor) -> None:
-        """Live in another `storage` of the same shape from now on."""
-        storage.copy_(self.storage)
-        self.storage, self._layers = storage, storage.unbind()
-
     def clear(self) -> None:
         """Back to the beginning of a sequence."""
         self.storage.zero_()

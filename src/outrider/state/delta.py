@@ -3,9 +3,6 @@
 Positions are cut into chunks on an absolute grid. Slot `chunk % slots` holds the base at the
 start of a chunk and the log of its rows, so that rows of the newest `slots` chunks can be read.
 `outrider.kernels.delta` is the arithmetic.
-
-Sequences that run side by side have a seat each (`outrider.state.seats`): one slot and the columns
-then live there, beside those of the others, until the state is asked for as a whole.
 """
 
 from dataclasses import dataclass
@@ -44,16 +41,6 @@ class DeltaCopy:
     origin: int
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Storage of one slot in all layers, `parts` as `chunk_tensors` has them, and of columns."""
-
-    number: int
-    parts: tuple[Tensor, ...]
-    columns: Tensor
-    slots: list[Slot]
-
-
 def segments(start: int, rows: int, chunk: int) -> list[Segment]:
     """Cut positions start..start+rows-1 into a chunk's rest, whole chunks and a chunk's start."""
     number, first = divmod(start, chunk)
@@ -81,44 +68,7 @@ class DeltaState:
         self.addresses = (*parts, self.slots, self.chunk, *columns)
         # Views are made once: making them anew would cost more than some of the arithmetic.
         layers = zip(*(tensor.unbind() for tensor in self._chunks), strict=True)
-        self._own = [[slot_of(*parts) for parts in zip(*layer, strict=True)] for layer in layers]
-        self._views = [list(slots) for slots in self._own]
-        self.seat: Seat | None = None
-        self._seated: int | None = None
-
-    def bring(self, chunk: int, *, empty: bool) -> None:
-        """Let the slot of `chunk` live in the seat; what an `empty` one held does not matter."""
-        seat, index = self.seat, chunk % self.slots
-        assert seat is not None
-        if self._seated == index:
-            return
-        if self._seated is None:
-            self.columns.move(seat.columns)
-        else:
-            self._keep()
-        if self._seated is None or not empty:  # never rows of whoever sat there before
-            for place, own in zip(seat.parts, self._chunks, strict=True):
-                place.copy_(own[:, index])
-        for views, slot in zip(self._views, seat.slots, strict=True):
-            views[index] = slot
-        self._seated = index
-
-    def leave(self) -> None:
-        """Let everything live in storage of its own again."""
-        if self._seated is not None:
-            self._keep()
-            self.columns.move(self._columns)
-            self._seated = None
-
-    def _keep(self) -> None:
-        """Copy the slot in the seat to where it belongs."""
-        seat, index = self.seat, self._seated
-        assert seat is not None
-        assert index is not None
-        for place, own in zip(seat.parts, self._chunks, strict=True):
-            own[:, index].copy_(place)
-        for views, own_views in zip(self._views, self._own, strict=True):
-            views[index] = own_views[index]
+        self._views = [[slot_of(*parts) for parts in zip(*layer, strict=True)] for layer in layers]
 
     def slot(self, layer: int, chunk: int) -> Slot:
         """Base and log of one chunk that is still held."""
@@ -133,8 +83,7 @@ class DeltaState:
         return slot
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All storage, that of chunks and of columns; the state leaves its seat for it."""
-        self.leave()
+        """All storage, that of chunks and of columns."""
         return *self._chunks, self._columns
 
     def copy(self) -> DeltaCopy:
@@ -176,10 +125,10 @@ def chunk_tensors(spec: StateSpec, places: int, device: torch.device) -> tuple[T
     return tuple(zeros((shape.layers, places, *size), torch.float32, device) for size in sizes)
 
 
-def column_tensor(spec: StateSpec, device: torch.device, places: tuple[int, ...] = ()) -> Tensor:
-    """Zeros for the convolutions' inputs [L, *places, columns, channels], fp32."""
+def column_tensor(spec: StateSpec, device: torch.device) -> Tensor:
+    """Zeros for the convolutions' inputs [L, columns, channels], fp32."""
     assert spec.delta is not None
-    sizes = spec.delta.layers, *places, spec.columns, spec.delta.channels
+    sizes = spec.delta.layers, spec.columns, spec.delta.channels
     return zeros(sizes, torch.float32, device)
 
 

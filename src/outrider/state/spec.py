@@ -105,13 +105,6 @@ class StateSpec:
         states = self.slots * delta.base_bytes()
         return states + rows * delta.log_row_bytes(self.chunk) + self.columns * delta.column_bytes()
 
-    def seat_bytes(self) -> int:
-        """Bytes of a seat beside other sequences (`outrider.state.seats`): one slot and columns."""
-        if self.delta is None or self.chunk == 1:
-            return 0
-        slot = self.delta.base_bytes() + self.chunk * self.delta.log_row_bytes(self.chunk)
-        return slot + self.columns * self.delta.column_bytes()
-
     def attention_bytes(self, length: int) -> int:
         """Bytes of keys and values for `length` positions, in whole pages."""
         return self.attention.bytes_per_page() * -(-length // PAGE) if self.attention else 0
