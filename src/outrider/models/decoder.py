@@ -131,7 +131,7 @@ class Decoder:
         """Run rows [N, hidden] of `spans`, in order, through these layers; advance the states.
 
         Returns the hidden states [N, hidden] behind the last layer and, where `taps` names layers
-        (see `core_types.Needs`), their states side by side [N, taps * hidden].
+        (see `records.Needs`), their states side by side [N, taps * hidden].
         """
         plan = plan_pass(spans, self.tables, hidden)
         kept = {EMBEDDING_TAP: hidden} if EMBEDDING_TAP in taps else {}

@@ -225,7 +225,7 @@ def _log_snr(raw: Json, shapes: Shapes) -> tuple[float, float] | None:
 
 
 def _taps(raw: Json, draft_layers: int, layers: int | None) -> tuple[int, ...]:
-    """Tapped layers as `core_types.Needs` counts them.
+    """Tapped layers as `records.Needs` counts them.
 
     All packagings mean entries of transformers' `hidden_states`, which starts with the embedding
     and ends behind the final norm: speculators their index, the others the index less one.

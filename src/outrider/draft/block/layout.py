@@ -31,7 +31,7 @@ class BlockLayout:
 
     A block is the newest token, the anchor, and masks behind it. With `sample_from_anchor` row k
     predicts the (k + 1)-th token after the anchor, else row k the k-th and row 0 nothing. `taps`
-    count as `core_types.Needs` does. `rank` is that of the Markov head, `log_snr` the least and
+    count as `records.Needs` does. `rank` is that of the Markov head, `log_snr` the least and
     the largest value of the conditioning.
     """
 

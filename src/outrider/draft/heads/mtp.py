@@ -40,7 +40,7 @@ class NormedJoin:
 
 
 def mtp_tap(config: ModelConfig) -> int:
-    """The target's hidden state that its MTP layer reads, as `core_types.Needs` numbers it."""
+    """The target's hidden state that its MTP layer reads, as `records.Needs` numbers it."""
     return config.num_layers if READS_NORMED else config.num_layers - 1
 
 

@@ -23,7 +23,7 @@ Join = Callable[[Tensor, Tensor], Tensor]
 class Head:
     """A head for one target.
 
-    taps: what it reads of the target, as `core_types.Needs` numbers it. layers: its layers, with
+    taps: what it reads of the target, as `records.Needs` numbers it. layers: its layers, with
     the embedding, its own norm and the head matrix. read: taps [n, width] to features [n, hidden].
     join: embeddings and features [n, hidden] to the rows of its first layer. feeds_normed: whether
     the next feature is the normed output. ids: target ids int64 [rows of the head matrix], None
