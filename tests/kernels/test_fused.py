@@ -80,12 +80,12 @@ def test_kernels_are_kept_on_disk_and_compiling_is_announced(tmp_path, caplog, m
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert fused._cache_folder() is None
     with caplog.at_level(logging.WARNING):
-        fused.announce(None)
-        fused.announce(folder)
+        fused.announce(None, "jit")
+        fused.announce(folder, "jit")
     assert "no writable home" in caplog.messages[0]
     assert str(folder) in caplog.messages[1]
-    (folder / "kernel.nbi").write_text("", encoding="utf-8")
-    fused.announce(folder)
+    (folder / "jit.linear-1.nbi").write_text("", encoding="utf-8")
+    fused.announce(folder, "jit")
     assert len(caplog.messages) == 2
 
 

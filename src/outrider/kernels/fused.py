@@ -6,13 +6,16 @@ call on the CPU, row by row. docs/decisions/fused-kernels.md has the measurement
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,20 +50,31 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Compiled kernels over fp32 tensors on the CPU, from `outrider.kernels.jit` and others.
-
-    delta: what lies between the products of a recurrent layer. attention: the module with what does
-    between those of an attention layer. block, keep, choose: a block drafter's pass, what its
-    context keeps, and its greedy tokens. pages: where the weights of products lie.
-    """
+    """Compiled kernels over fp32 tensors on the CPU. A module of them is compiled when it is first
+    needed. jit: products, norms and gates. pages: where the weights of products lie."""
 
     jit: Any
-    delta: Callable[..., None]
-    attention: Any
-    block: Callable[..., None]
-    keep: Callable[..., None]
-    choose: Callable[..., None]
     pages: Pages = field(default_factory=Pages)
+
+    @property
+    def delta(self) -> Any:
+        """What lies between the products of a recurrent layer."""
+        return load_kernels("jit_delta")
+
+    @property
+    def attention(self) -> Any:
+        """What lies between the products of an attention layer."""
+        return load_kernels("jit_attention")
+
+    @property
+    def block(self) -> Any:
+        """A block drafter's passes."""
+        return load_kernels("jit_block")
+
+    @property
+    def draft(self) -> Any:
+        """A block drafter's greedy tokens."""
+        return load_kernels("jit_draft")
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Product:
         """The product for weight [out, in], bias [out] or None."""
@@ -109,7 +123,7 @@ class Fused:
         result = torch.empty(projected.shape[0], shape[1] * shape[3])
         ns = projected.shape[0] * (conv.size + shape[1] * shape[2] * shape[3]) // DELTA_RATE
         arguments = projected.numpy(), *plan, shape, conv, rate, eps, result.numpy()
-        share(ns, shape[0], self.delta, *arguments)
+        share(ns, shape[0], self.delta.mix_delta, *arguments)
         return result
 
     def mix_attention(
@@ -156,32 +170,42 @@ def has_numba() -> bool:
 
 @cache
 def load_fused() -> Fused:
-    """Compile all kernels, or find them compiled; says so where that takes a while."""
+    """The compiled kernels of this process."""
+    return Fused(load_kernels("jit"))
+
+
+_LOADING = Lock()
+
+
+@cache
+def load_kernels(name: str) -> Any:
+    """A module of kernels, compiled or found compiled; says so where that takes a while."""
     import numba
 
-    folder = _cache_folder()
-    announce(folder)
-    settings: Any = numba.config
-    settings.CACHE_DIR = str(folder or "")
-    from outrider.kernels import jit, jit_attention, jit_block, jit_delta, jit_draft
-
-    jit.compile_all()
-    return Fused(
-        jit,
-        jit_delta.mix_delta,
-        jit_attention,
-        jit_block.run_block,
-        jit_block.keep_features,
-        jit_draft.choose_rows,
-    )
+    with _LOADING:  # models may be loaded in several threads
+        folder, settings = _cache_folder(), cast(Any, numba.config)
+        announce(folder, name)
+        embedder, settings.CACHE_DIR = settings.CACHE_DIR, str(folder or "")
+        try:
+            module = module_of(name)
+        finally:
+            settings.CACHE_DIR = embedder
+        module_of("jit").compile_module(module.__name__)
+    return module
 
 
-def announce(folder: Path | None) -> None:
-    """Say that kernels will be compiled, unless `folder` has them."""
+def module_of(name: str) -> Any:
+    """A module of kernels, imported."""
+    return import_module(f"{__package__}.{name}")
+
+
+def announce(folder: Path | None, name: str) -> None:
+    """Say that the kernels of a module will be compiled, unless `folder` has them."""
+    what = f"compiling kernels ({name}, a few seconds)"
     if folder is None:
-        LOG.warning("compiling kernels (15 s or more), which no folder can keep: no writable home")
-    elif not any(folder.rglob("*.nbi")):
-        LOG.warning("compiling kernels for this processor, once (15 s or more), into %s", folder)
+        LOG.warning("%s, which no folder can keep: no writable home", what)
+    elif not any(folder.rglob(f"{name}.*.nbi")):
+        LOG.warning("%s for this processor, once, into %s", what, folder)
 
 
 def _cache_folder() -> Path | None:
@@ -191,6 +215,7 @@ def _cache_folder() -> Path | None:
     try:
         folder = Path.home() / ".cache" / "outrider" / f"kernels-{mark}"
         folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
     except (OSError, RuntimeError):
         return None
-    return folder
+    return folder if writable else None

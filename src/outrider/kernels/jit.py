@@ -77,10 +77,11 @@ def entry(signature: str, *, parts: bool = True) -> Callable[[Callable[..., None
     return wrap
 
 
-def compile_all() -> None:
-    """Compile every kernel for its one signature; other arguments are errors from then on."""
+def compile_module(name: str) -> None:
+    """Compile the kernels of one module, each for its one signature; other arguments are errors
+    from then on."""
     for kernel, signature in SIGNATURES.items():
-        if not kernel.signatures:
+        if kernel.py_func.__module__ == name and not kernel.signatures:
             kernel.compile(signature)
             kernel.disable_compile()
 

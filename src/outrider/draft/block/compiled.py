@@ -32,12 +32,16 @@ class CompiledTrunk:
 
         They replace the rows. seen [layers, 2, n]: first and last position that each row sees.
         """
-        self.fused.block(x.numpy(), wanted, start, kept.numpy(), seen.numpy(), *self.block)
+        self.fused.block.run_block(
+            x.numpy(), wanted, start, kept.numpy(), seen.numpy(), *self.block
+        )
         return x.narrow(0, 0, wanted)
 
     def keep(self, features: Tensor, start: int, kept: Tensor) -> None:
         """Write keys and values of features [n, width] at positions from `start` on."""
-        self.fused.keep(features.contiguous().numpy(), start, kept.numpy(), *self.context)
+        self.fused.block.keep_features(
+            features.contiguous().numpy(), start, kept.numpy(), *self.context
+        )
 
 
 def compiled_trunk(
@@ -90,7 +94,9 @@ class GreedyRows:
         """
         tokens, sure = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
         found = tokens.numpy(), sure.numpy()
-        self.fused.choose(logits.numpy(), hidden.numpy(), *self.heads, token, least, *found)
+        self.fused.draft.choose_rows(
+            logits.numpy(), hidden.numpy(), *self.heads, token, least, *found
+        )
         return list(zip(tokens.tolist(), sure.tolist(), strict=True))
 
 
