@@ -18,6 +18,8 @@ from outrider.formats.tokenizer import Tokenizer
 CORPUS = ["def fib(n):\n    return n if n < 2 else fib(n - 1)\n" * 4, "aaaaaaaa Grüße  漢字"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+UNSEEN = "\u0100"
+"""The letter of byte 0, which the corpus does not hold and training does not bring back."""
 
 
 def trained(backend: Backend, special=(), alphabet=(), size=700) -> Backend:
@@ -83,7 +85,7 @@ KNOWN = {
 UNKNOWN = {
     "fused unknowns": lambda: fallback((), fuse_unk=True),
     "bytes missing": lambda: fallback(BYTES[1:], byte_fallback=True, fuse_unk=True),
-    "letters dropped": lambda: byte_level(alphabet=ALPHABET[1:]),
+    "letters dropped": lambda: byte_level(alphabet=set(ALPHABET) - {UNSEEN}),
     "accents stripped": lambda: byte_level(normalizers.StripAccents()),
     "ends stripped": lambda: byte_level(normalizers.Strip()),
     "replaced by less": lambda: byte_level(normalizers.Replace("ab", "c")),
