@@ -60,7 +60,7 @@ class Window:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether its rows are final, and more than the one of a plain step."""
+        """True if its rows are final, and more than the one of a plain step."""
         return len(self.tokens) > 1 and self.floor >= self.end
 
 
@@ -75,7 +75,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a stage answers to one window; a skipped window (voided epoch) has no tokens.
+    """The answer of a stage to one window; a skipped window (voided epoch) has no tokens.
 
     `tokens[i]` is the target's own token after the i-th wanted row, so a draft is accepted exactly
     when it equals the reply of the row before it, whichever verifier picked the token.
@@ -103,7 +103,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a drafter may read: committed tokens (pending one included) and the optimistic suffix.
+    """The tokens that a drafter may read: committed tokens (pending one included) and the
+    optimistic suffix.
 
     `committed` is the session's own growing list, not a copy: never kept, never changed by a
     drafter. `suffix` holds drafts issued or queued but not committed: read, never indexed.
@@ -145,7 +146,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter asks of the target: the layers to tap.
+    """Requirements of a drafter on the target: the layers to tap.
 
     Layer i's output (0-based) is tap i; -1 is the embedding's output, and the number of layers is
     the last layer's output behind the final norm, which is what the head reads.

@@ -14,7 +14,7 @@ LIBRARY = "llama_cpp"
 
 
 def runs_by_llama_cpp(config: RunConfig) -> bool:
-    """Whether llama.cpp runs the target; what "auto" chose for a GGUF file is said.
+    """True if llama.cpp runs the target; what "auto" chose for a GGUF file is said.
 
     Raises ConfigError where it was asked for and cannot.
     """
@@ -32,7 +32,7 @@ def runs_by_llama_cpp(config: RunConfig) -> bool:
 
 
 def _is_gguf(name: str) -> bool:
-    """Whether a model's name stands for a GGUF file; nothing is fetched to find out."""
+    """True if a model's name stands for a GGUF file; nothing is fetched to find out."""
     return name.endswith(SUFFIX) or name in packaged.MODELS
 
 

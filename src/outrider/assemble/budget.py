@@ -1,4 +1,4 @@
-"""What decides on the number of drafts: a fixed number, or a controller that learns."""
+"""The choice of the number of drafts: a fixed number, or a controller that learns."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ class LentController(Controller):
 
 
 def controls(config: RunConfig, windows: WindowLimits) -> bool:
-    """Whether a controller chooses the number of drafts: no number was asked for, and windows
+    """True if a controller chooses the number of drafts: no number was asked for, and windows
     run one at a time, here."""
     speculative = config.speculative
     chosen = speculative.max_draft_tokens == "auto" and speculative.method != "off"
@@ -47,7 +47,7 @@ def budget_factory(
     max_length: int,
     sequences: int = 1,
 ) -> Callable[[], Budget]:
-    """What makes a session's budget.
+    """Return what makes a session's budget.
 
     With several windows in flight the drafts are as many as the windows hold; with one at a time,
     and no number asked for, a controller chooses. Sessions that follow each other share one, up to

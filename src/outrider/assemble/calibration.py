@@ -1,4 +1,4 @@
-"""What passes of target and draft model cost here and now, measured in under a second at start."""
+"""Costs of passes of target and draft model here and now, measured in under a second at start."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,8 @@ Pass = Callable[[int], object]
 """Runs a number of rows, or as many as the context holds where that is fewer."""
 
 Paid = Decoder | Head | BlockModel | Pass
-"""What takes time to draft: a model, a one-token head, a block drafter, or drafting itself."""
+"""A source that takes time to draft: a model, a one-token head, a block drafter, or drafting
+itself."""
 
 TIMED = -21
 """The session of a stage that is timed; an engine's own are counted from 0."""

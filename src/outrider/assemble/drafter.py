@@ -68,13 +68,14 @@ class DraftModel:
 
 
 Drafting = DraftModel | Head | BlockModel
-"""What is loaded for drafting, and shared by all sessions."""
+"""Networks that are loaded for drafting, and shared by all sessions."""
 
 
 def drafter_factory(
     config: RunConfig, rows: int, windows: WindowLimits, draft: Drafting | None
 ) -> DrafterFactory | None:
-    """What makes a session's drafter for a target with `rows` logits; None for plain decoding."""
+    """Return what makes a session's drafter for a target with `rows` logits; None for plain
+    decoding."""
     method = config.speculative.method
     if method == "off":
         return None

@@ -78,16 +78,16 @@ class Engine(EngineFacade):
 
     @property
     def picked(self) -> str | None:
-        """What the method "auto" chose, and why, in a sentence; None where one was named."""
+        """Choice of the method "auto", and why, in a sentence; None where one was named."""
         return self.parts.picked
 
     @property
     def specs(self) -> tuple[StateSpec, ...]:
-        """What a sequence holds: the target's state and, where it has one, its drafter's."""
+        """State that a sequence holds: the target's state and, where it has one, its drafter's."""
         return self.parts.specs
 
     def describe(self) -> dict[str, object]:
-        """What was chosen at load: exactness, the backend and its kernels by shape."""
+        """Choices at load: exactness, the backend and its kernels by shape."""
         return {"exact": self.stage.exact, **self.parts.facts}
 
 

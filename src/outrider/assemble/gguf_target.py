@@ -68,7 +68,7 @@ class GgufModel:
         return LlamaModel(LlamaContext(self.weights, self.settings))
 
     def allocated(self) -> Allocated | None:
-        """What a context takes; None, and said so, for an architecture that is not known here."""
+        """Memory of a context; None, and said so, for an architecture that is not known here."""
         settings, config = self.settings, self._config()
         if config is None:
             LOG.warning("%s: what its states take in memory is not known", self.file.path)

@@ -1,4 +1,4 @@
-"""What `outrider inspect` and `outrider doctor` report."""
+"""Reports of `outrider inspect` and `outrider doctor`."""
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,7 +23,7 @@ TYPICAL_LINEARS = ((1536, 256), (256, 1536))
 
 
 def inspect(path: str) -> dict[str, object]:
-    """What a model holds and what its states cost; reads configuration and headers only."""
+    """Describe a model and the cost of its states; reads configuration and headers only."""
     folder = resolve(path)
     raw = read_json_or_empty(folder / "config.json")
     if holds_block_drafter(folder):

@@ -1,4 +1,4 @@
-"""Whether a sequence's state fits in memory, asked once at load and not in the middle of a text."""
+"""Check that a sequence's state fits in memory, once at load and not in the middle of a text."""
 
 import os
 from collections.abc import Sequence

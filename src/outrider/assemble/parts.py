@@ -1,4 +1,4 @@
-"""What an engine is made of, whichever backend runs the target."""
+"""Parts of an engine, whichever backend runs the target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

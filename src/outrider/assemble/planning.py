@@ -64,7 +64,7 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be planned for; `round_trip_ms` None takes the links as configured."""
+    """Subject of a plan; `round_trip_ms` None takes the links as configured."""
 
     acceptance: float
     round_trip_ms: float | None = None
@@ -89,7 +89,7 @@ def plan(config: RunConfig, question: Question) -> dict[str, object]:
 
 
 def measure_beside(config: RunConfig, target: LoadedTarget, times: LayerTimes) -> Beside:
-    """What the configured stages take beyond `times`; nothing is known of those elsewhere."""
+    """Time that the configured stages take beyond `times`; nothing is known of those elsewhere."""
     stages = replace(config.stages, link=LinkConfig())
     if not stages.processes or stages.address:
         return Beside()
@@ -106,7 +106,7 @@ def measure_beside(config: RunConfig, target: LoadedTarget, times: LayerTimes) -
 def answer(
     times: LayerTimes, stages: StagesConfig, question: Question, beside: Beside = ALONE
 ) -> dict[str, object]:
-    """What `times` make of a question; pure."""
+    """Answer a question from `times`; pure."""
     found = []
     for sizes in _cuts(times, stages):
         pipeline = _pipeline(times, sizes, stages, question, beside)

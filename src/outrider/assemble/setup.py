@@ -1,4 +1,4 @@
-"""What the process of a stage must know to load its layers; travels as JSON."""
+"""Setup with which the process of a stage loads its layers; travels as JSON."""
 
 import json
 import os

@@ -20,7 +20,8 @@ WORKER = "outrider.assemble.worker"
 
 
 def make_stage(config: RunConfig, target: LoadedTarget, capacity: int) -> Stage:
-    """What runs the target's windows; states can take `capacity` rows back without a checkpoint.
+    """Make the stage for the target's windows; states can take `capacity` rows back without a
+    checkpoint.
 
     Raises StageError where a process does not start.
     """

@@ -60,7 +60,7 @@ class LoadedTarget:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `decoder` is the whole model."""
+        """True if `decoder` is the whole model."""
         return self.decoder.embedding is not None and self.decoder.head is not None
 
 

@@ -1,4 +1,4 @@
-"""What stages on one machine take beyond their layers, measured by decoding through them.
+"""Time that stages on one machine take beyond their layers, measured by decoding through them.
 
 They share its processor and caches with each other and with what follows the text, and each hands
 on what another process must wake up for. None of that is in layer times that were measured alone;
@@ -106,7 +106,7 @@ def _text(engine: Engine) -> list[int]:
 
 
 def _window_ms(engine: Engine, drafter: Known | None, depth: int = 1) -> float:
-    """What a window takes that is no void one; without a drafter it is a plain step."""
+    """Time of a window that is no void one; without a drafter it is a plain step."""
     request = engine.prepare(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
     if drafter:
         speculation = replace(

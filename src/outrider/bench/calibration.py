@@ -1,4 +1,4 @@
-"""What passes cost at a context: V(n), a plain step and a rollback, measured in turn.
+"""Costs of passes at a context: V(n), a plain step and a rollback, measured in turn.
 
 Windows are given to the stage directly. Two sessions go along the same text: one in plain steps,
 the other in rounds that keep as many rows as those of the run did, since a pass also adds what was
@@ -149,8 +149,8 @@ def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tenso
 def passes_beside(
     stage: Stage, passage: Passage, taps: Sequence[int], verify: Curve, keep: int
 ) -> Iterator[RunPass]:
-    """What runs passes behind a passage's prompt, of which each keeps up to `keep` rows, and sets
-    each against its usual ms."""
+    """Return a function that runs passes after a passage's prompt, of which each keeps up to `keep`
+    rows, and sets each against its usual ms."""
     most = max(verify.points)
     origin = max(min(len(passage.prompt), stage.max_length - SPAN - 2 * most), 1)
     place = _Place(stage, STEPPING, passage, origin, taps)

@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the parts cost at the context of the run, each measured apart from the rounds.
+    """Costs of the parts at the context of the run, each measured apart from the rounds.
 
     verify: a pass of n rows. draft: one proposal that found j drafts, its upkeep included.
     rollback: taking rows back so that n of the window stay. step: the pass of plain decoding.
@@ -59,7 +59,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """How many rounds there were: by drafts in the window, and by rows kept where some were taken
+    """Numbers of rounds: by drafts in the window, and by rows kept where some were taken
     back; `emitted` tokens of `prompts` prompts came of them."""
 
     emitted: int
@@ -96,13 +96,13 @@ def rounds_of(counters: Counters) -> Rounds:
 
 
 def kept_rows(counters: Counters) -> dict[int, int]:
-    """How many rounds of a run at depth 1 kept each number of rows, their first one included."""
+    """Rounds of a run at depth 1 that kept each number of rows, their first one included."""
     by_accepted = _exactly([counters.windows_judged, *counters.accepted_at])
     return {drafts + 1: count for drafts, count in by_accepted.items()}
 
 
 def _exactly(at_least: Sequence[int]) -> dict[int, int]:
-    """How many have exactly n, where there are any, from how many have n or more."""
+    """Counts of exactly n, where there are any, from counts of n or more."""
     counts = {n: more - most for n, (more, most) in enumerate(pairwise([*at_least, 0]))}
     return {n: count for n, count in counts.items() if count}
 
@@ -122,7 +122,7 @@ class RoundCost:
 
 
 def price(rounds: Rounds, costs: Costs) -> RoundCost:
-    """What the mean of these rounds would take."""
+    """Time of the mean of these rounds."""
     count = max(rounds.count, 1)
     drafted = sum(costs.draft.at(n) * times for n, times in rounds.by_drafts.items())
     drafted += costs.opening * rounds.prompts

@@ -1,4 +1,4 @@
-"""What must hold before a speed may be printed. Pure.
+"""Conditions for printing a speed. Pure.
 
 A gate that fails makes every figure of the run worthless; one that is inconclusive says that the
 machine, not the engine, decided.

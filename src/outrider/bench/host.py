@@ -1,4 +1,4 @@
-"""What a round does around its pass, by drafts: whole rounds of a drafter that knows the text.
+"""Work of a round around its pass, by drafts: whole rounds of a drafter that knows the text.
 
 The engine runs them as it runs real ones, for an output that is known, so drafts are as often right
 as is wanted. The real drafter proposes too, in vain: it leaves nothing of the engine in the
@@ -31,7 +31,7 @@ def beyond_steps(
     repeats: int,
     drafting: Drafting,
 ) -> Curve:
-    """What the host takes more in a round than in a plain step, by drafts, in plain steps.
+    """Time of the host in a round beyond a plain step, by drafts, in plain steps.
 
     `needs` are those of the drafter, and `drafting` gives what has it propose.
     """
@@ -81,7 +81,8 @@ def _host(leg: Leg) -> float:
 
 
 def _scale(leg: Leg, drafts: int) -> float:
-    """What rounds of so many drafts would have had of them to what these had: an output ends."""
+    """Ratio of what rounds of so many drafts would have had of them to what these had: an output
+    ends."""
     assert leg.counters is not None
     return drafts * leg.counters.windows_judged / max(leg.counters.verified, 1)
 

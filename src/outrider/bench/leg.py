@@ -46,7 +46,7 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """What one decoding gave.
+    """The result of one decoding.
 
     The prompt is not timed: the clock starts when the first tokens arrive, and `ms` is for the
     tokens behind them. `marks[i]` is (tokens so far, ms since then) after each arrival.

@@ -32,7 +32,8 @@ Kind = Literal["plain", "n-gram", "draft"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a server runs; `draft` is a model for that kind, `chosen` its speculation's settings."""
+    """Settings of a server; `draft` is a model for that kind, `chosen` its speculation's
+    settings."""
 
     kind: Kind
     target: Path

@@ -15,7 +15,7 @@ FLAG_ABOVE = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the model says of rounds like these.
+    """Prediction of the model for rounds like these.
 
     `units`: the mean round in plain steps, which is also the tokens per round that it needs.
     `break_even`: the chance per draft to be kept at which such rounds would pay for themselves;

@@ -28,7 +28,8 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTarget:
-    """What a peer loads: the target's folder, the draft model's, type of the weights, drafts."""
+    """Files that a peer loads: the target's folder, the draft model's, type of the weights,
+    drafts."""
 
     target: Path
     draft: Path | None

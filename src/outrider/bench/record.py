@@ -148,7 +148,7 @@ def _acceptance(run: Measured) -> Record:
 
 
 def _counts(run: Measured) -> Record:
-    """What does not depend on the clock."""
+    """The part that does not depend on the clock."""
     measured = timings(run.counters).items()
     sources = {name: asdict(count) for name, count in run.counters.by_source.items()}
     kept = {k: v for k, v in measured if not {"ms", "second"} & set(k.split("_"))}

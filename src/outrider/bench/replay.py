@@ -30,7 +30,7 @@ class Passage:
 
 @dataclass(slots=True, kw_only=True)
 class Walk:
-    """What one budget gave so far: rounds, and the ms of each timed proposal by drafts found, the
+    """Results of one budget so far: rounds, and the ms of each timed proposal by drafts found, the
     first ones of a prompt apart; `paces` are the passes before them over their usual ms."""
 
     emitted: int = 0
@@ -100,7 +100,8 @@ def walk(
 def proposing(
     make: Callable[[], Drafter], passage: Passage, budget: int, read: ReadTaps
 ) -> Iterator[Callable[[], object]]:
-    """What has a drafter propose up to `budget` tokens behind a passage's prompt, ever again."""
+    """Return a function that re-runs the drafter after a passage's prompt, up to `budget`
+    tokens."""
     (walker,) = _walkers(make, passage, [budget], read)
     yield walker.propose
     walker.drafter.close()
@@ -176,7 +177,7 @@ def _agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
 
 
 def draft_costs(walks: Sequence[Walk]) -> tuple[Curve, float]:
-    """What a proposal costs by the drafts that it found, and what the first of a prompt takes
+    """Cost of a proposal by the drafts that it found, and what the first of a prompt takes
     beyond that, in ms at the usual pace of the passes beside it.
 
     Means of the middle half: upkeep is uneven by nature, so a median would miss part of it, and the

@@ -22,7 +22,7 @@ LEAST_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What the run needs of the world, so that tests can script it.
+    """The world that the run needs, so that tests can script it.
 
     `progress` is told a phase, the steps done and their number.
     """

@@ -37,7 +37,7 @@ DRAFTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How much is measured. Times in seconds, `max_drift` a share.
+    """Size of a measurement. Times in seconds, `max_drift` a share.
 
     `ignore_eos` decodes `tokens` tokens even where the model would have ended before.
     """
@@ -210,7 +210,7 @@ def _time(engine: Engine, run: Measured, tools: Tools, peers: Sequence[Peer]) ->
 
 
 def _has_fixed_budget(speculation: Speculation) -> bool:
-    """Whether the same number of drafts is asked for in every round."""
+    """True if the same number of drafts is asked for in every round."""
     budget = speculation.budget()
     budget.close()
     return isinstance(budget, FixedBudget)
@@ -306,7 +306,7 @@ def _spread(cases: Sequence[Case], count: int) -> list[Case]:
 
 
 def host_share(cases: Sequence[Case]) -> float:
-    """What plain steps take beyond the target's passes, as a share of these, from plain legs."""
+    """Time of plain steps beyond the target's passes, as a share of these, from plain legs."""
     legs = [leg for case in cases for leg in plain_legs(case)]
     inside = sum(leg.counters.verify_ms for leg in legs if leg.counters)
     return max(sum(leg.ms for leg in legs) - inside, 0.0) / inside if inside else 0.0

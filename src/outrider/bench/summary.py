@@ -23,5 +23,5 @@ def summary(record: Record) -> Record:
 
 
 def lines(record: Record) -> list[str]:
-    """What the terminal shows, gates first; each figure with its formula."""
+    """The text for the terminal, gates first; each figure with its formula."""
     return fill("summary.txt", record=record).splitlines()

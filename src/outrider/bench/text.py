@@ -1,4 +1,4 @@
-"""What kind of text a workload is, measured on its tokens. Pure.
+"""The kind of text that a workload is, measured on its tokens. Pure.
 
 Acceptance depends on the text as much as on the drafter: a lookup drafter lives on copied text, and
 on random tokens no drafter can be right. Both are measured here, so that a figure is not read
@@ -35,7 +35,8 @@ def copied_share(prompt: Sequence[int], output: Sequence[int], gram: int = GRAM)
 
 
 def coincidence(prompts: Iterable[Sequence[int]], vocab_size: int) -> tuple[float, int]:
-    """How much likelier two tokens of a prompt are equal than random ones, and the pairs seen."""
+    """Ratio by which two tokens of a prompt are likelier equal than random ones, and the pairs
+    seen."""
     equal = pairs = 0
     for prompt in prompts:
         equal += sum(count * (count - 1) // 2 for count in Counter(prompt).values())

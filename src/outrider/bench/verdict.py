@@ -28,7 +28,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the verdict rests on; without a cost model (windows in flight) the last are empty."""
+    """Grounds of the verdict; without a cost model (windows in flight) the last are empty."""
 
     gates: Sequence[Gate]
     speedup: Estimate | None = None
@@ -140,7 +140,7 @@ def _cause(evidence: Evidence, prediction: Prediction, costs: Costs) -> tuple[st
 
 
 def _row_price(costs: Costs, prediction: Prediction) -> float:
-    """What one more row costs, in plain steps, over the widest pass measured."""
+    """Cost of one more row, in plain steps, over the widest pass measured."""
     rows = max(costs.verify.points, default=1)
     if rows < 2:
         return 0.0

@@ -39,7 +39,7 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFlags:
-    """What is measured, how much, and where the report goes."""
+    """Scope of a measurement, its size, and where the report goes."""
 
     workload: str = flag("A shipped workload or a JSON-lines file.", "NAME|FILE", default="mixed")
     prompts: int | None = flag("Prompts taken from it (default 8).", "N")

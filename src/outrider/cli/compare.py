@@ -31,7 +31,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether both gave the same tokens."""
+        """True if both gave the same tokens."""
         return self.first_difference is None
 
     @property
@@ -50,7 +50,7 @@ class Comparison:
         }
 
     def lines(self) -> Iterator[str]:
-        """What to tell the user, three lines."""
+        """Summary for the user, three lines."""
         mean = self.speculative.timings["mean_acceptance_length"]
         yield f"plain:       {_speed(self.plain):8.1f} tokens/s"
         yield f"speculative: {_speed(self.speculative):8.1f} tokens/s, {mean:.2f} tokens per pass"

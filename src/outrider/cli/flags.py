@@ -132,7 +132,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFlags:
-    """What a chat template is given beside the user's own words."""
+    """Arguments of a chat template beside the user's own words."""
 
     system: str | None = flag("System message.", "TEXT")
     enable_thinking: bool | None = flag("Passed to the chat template.")

@@ -28,7 +28,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateFlags:
-    """What goes in and how the result comes out."""
+    """Input of the command and form of its result."""
 
     prompt_file: Path | None = flag("Read the prompt from a file.", "FILE")
     output: Path | None = flag("Write the result to a file when it is complete.", "FILE")
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def streams(self) -> bool:
-        """Whether text is printed as it comes."""
+        """True if text is printed as it comes."""
         return self.output is None and not self.flags.json
 
 

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFlags:
-    """What is to be planned for."""
+    """Subject of a plan."""
 
     acceptance: float = flag("Chance of a draft if those before were right.", "P", default=0.8)
     rtt_ms: float | None = flag("All links together, there and back.", "X")

@@ -26,7 +26,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
 
 
 def is_link(name: str, variables: Mapping[str, str]) -> bool:
-    """Whether a variable has a name and a value that Kubernetes or Docker give it.
+    """True if a variable has a name and a value that Kubernetes or Docker give it.
 
     Docker's copies of the other container's variables, `ALIAS_ENV_...`, have any value: they
     count where `ALIAS_NAME` is a link.
@@ -47,7 +47,7 @@ def _has_form(name: str, value: str) -> bool:
 
 
 def _is_address(text: str | None) -> bool:
-    """Whether `text` is an IP address, bare or in brackets; None is not asked for."""
+    """True if `text` is an IP address, bare or in brackets; None is not asked for."""
     if text is None:
         return True
     try:

@@ -119,7 +119,7 @@ class StateConfig:
 
     @property
     def policy(self) -> Literal["log", "snapshots", "checkpoint"]:
-        """What states of torch do."""
+        """The policy of torch's states."""
         return "log" if self.rollback == "auto" else self.rollback
 
 
@@ -201,7 +201,7 @@ class ServerConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name can be reached from this machine only."""
+    """True if an address or name can be reached from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -209,7 +209,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _parts(text: str | None) -> tuple[str, ...]:
-    """What stands between commas; nothing where there is no text."""
+    """Items between commas; none where there is no text."""
     return () if text is None else tuple(map(str.strip, text.split(",")))
 
 
@@ -271,12 +271,12 @@ class StagesConfig:
 
     @property
     def is_apart(self) -> bool:
-        """Whether stages run in processes of their own, here or elsewhere."""
+        """True if stages run in processes of their own, here or elsewhere."""
         return self.processes or self.address is not None
 
     @property
     def wants(self) -> tuple[dict[str, float], ...]:
-        """What each stage asks of its machine; the same for all where one is named."""
+        """Resources that each stage asks of its machine; the same for all where one is named."""
         found = [_amounts(part) for part in (self.resources or "").split(",")]
         return tuple(found * self.count if len(found) == 1 else found)
 

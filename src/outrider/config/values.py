@@ -24,7 +24,7 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 
 def describe(hint: Any) -> str:
-    """What a hint allows, in words for a message; None is never offered."""
+    """Values that a hint allows, in words for a message; None is never offered."""
     words: list[str] = []
     for member in members(hint):
         if get_origin(member) is Literal:
@@ -35,7 +35,7 @@ def describe(hint: Any) -> str:
 
 
 def fits(hint: Any, value: object) -> bool:
-    """Whether `value` is of the hinted type; a bool is no int, an int is a float."""
+    """True if `value` is of the hinted type; a bool is no int, an int is a float."""
     return any(_fits_one(member, value) for member in members(hint))
 
 

@@ -1,4 +1,4 @@
-"""What the loop knows of a drafter.
+"""A drafter as the loop sees it.
 
 A drafter declares what it needs of the target and answers two calls. It never sees the target's
 logits, the verifier or the clock. One drafter object serves one session.
@@ -19,7 +19,7 @@ class Drafter(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What the target must hand over; constant for the drafter's life."""
+        """Hidden states that the target must hand over; constant for the drafter's life."""
 
     def propose(self, context: Context, budget: int) -> Draft | None:
         """Return at most `budget` tokens (budget >= 1) that may follow `context`, or None."""

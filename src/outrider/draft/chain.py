@@ -42,7 +42,7 @@ class ChainDrafter:
 
     @property
     def needs(self) -> Needs:
-        """What a single drafter needs; nothing for several."""
+        """Needs of a single drafter; none for several."""
         return self._drafters[0].needs
 
     def propose(self, context: Context, budget: int) -> Draft | None:
@@ -61,7 +61,7 @@ class ChainDrafter:
             drafter.observe(commit)
 
     def keep(self) -> Kept | None:
-        """What each of them keeps, None if none does."""
+        """State that each of them keeps, None if none does."""
         parts = [one.keep() if isinstance(one, KeepingDrafter) else None for one in self._drafters]
         size = sum(part.nbytes for part in parts if part)
         return Kept(parts, size) if any(parts) else None

@@ -28,7 +28,7 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to consume rows although nobody asks for drafts."""
+        """True if it is time to consume rows although nobody asks for drafts."""
         return len(self.tokens) >= PASS_ROWS
 
     @property
@@ -82,8 +82,8 @@ class Backlog:
 
 
 class TapDrafter(ABC):
-    """What drafters that read hidden states share; one window at a time, since true features come
-    with the verdict."""
+    """Common part of drafters that read hidden states; one window at a time, since true features
+    come with the verdict."""
 
     def __init__(self, name: str, taps: tuple[int, ...], chooser: Chooser) -> None:
         """`chooser` picks from logits over the target's vocabulary."""

@@ -1,4 +1,4 @@
-"""How many tokens to ask a drafter for, and how many of its answer to verify."""
+"""Number of tokens to ask a drafter for, and number of these to verify."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,7 +20,7 @@ class Budget(Protocol):
         """Drafts to ask for in the next window at most."""
 
     def limit(self, source: str, budget: int) -> int:
-        """How many of `budget` drafts to ask one drafter of a chain for."""
+        """Number of drafts, up to `budget`, to ask one drafter of a chain for."""
 
     def keep(self, draft: Draft) -> Draft | None:
         """The part of a draft that is worth verifying, None for nothing of it."""
@@ -39,7 +39,7 @@ class Budget(Protocol):
         """A window was judged: `verified` drafts of `source`, the first `accepted` kept."""
 
     def explain(self) -> Sequence[str]:
-        """What is chosen now and why, in sentences."""
+        """The current choice and its reason, in sentences."""
 
     def close(self) -> None:
         """The session has ended."""

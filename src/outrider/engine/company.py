@@ -1,4 +1,4 @@
-"""What sessions that share passes learn together, and what a row of a draft must promise there.
+"""Cost model shared by the sessions of a batch, and the acceptance that a draft's row must reach.
 
 Of N sessions side by side each decodes one token in a plain pass. Running every row that drafters
 offer with a chance of at least p brings (N + the sum of these chances) / (cost of a pass of N rows
@@ -22,19 +22,19 @@ STEPS = 20
 NOBODY = 2.0
 """A price that no row is worth."""
 FADE = 0.9
-"""What the offers of earlier passes count for beside those of the last one."""
+"""Weight of the offers of earlier passes beside those of the last one."""
 UNLIKELY = 0.25
 """Rows of a smaller chance are not looked at, unless the price is less than twice it."""
 LEAST = 0.02
 """The lowest price of a row."""
 MARGIN = 0.02
-"""What drafting must gain to be worth it."""
+"""Least gain for which drafting is worth it."""
 LIKELY = 0.5
 """Where nobody drafts, a session counts as if it ran what has at least this chance."""
 FAIR = 2.0
-"""How many times what passes bring the least of all others may expect of one."""
+"""Ratio between what a pass brings others and the least that they may expect of one."""
 PACE = 0.95
-"""What earlier passes of a session count for beside its last one."""
+"""Weight of earlier passes of a session beside its last one."""
 PROBE_SHARE = 0.01
 RAREST = 16.0
 LOOK = 64
@@ -44,7 +44,7 @@ MEMORY = 0.998
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What was measured at start, all in one unit (milliseconds, if `timed` is called).
+    """Costs measured at start, all in one unit (milliseconds, if `timed` is called).
 
     `verify[n - 1]` is a target pass of n rows: one entry more than drafts are allowed, or more
     where `drafts` says how many are and several sessions share a pass.
@@ -99,7 +99,7 @@ class Company:
         self._expected.pop(who, None)
 
     def worth(self, who: int, rates: Iterable[float], *, paid: bool = False) -> tuple[float, int]:
-        """What is gained by the rows that are worth running of a draft, and how many these are.
+        """Gain of the rows that are worth running of a draft, and how many these are.
 
         rates: of its tokens, the chance to be right if all before are. One that was `paid` for is
         not dropped because others have none.
@@ -175,21 +175,21 @@ class Company:
 
     @property
     def row(self) -> float:
-        """What a draft's row costs."""
+        """Cost of a draft's row."""
         if self.price < NOBODY:
             return self.price / self.speed
         n = self.sessions
         return max(self._at(self._mixed, 2 * n) - self._nobody, 0.0) / n
 
     def pay(self, cost: float) -> bool:
-        """Whether a session may draft for `cost` to see whether that pays."""
+        """True if a session may draft for `cost` to see whether that pays."""
         if self._saved_to_draft < cost:
             return False
         self._saved_to_draft -= cost
         return True
 
     def owe(self, cost: float) -> None:
-        """What was paid for cost more."""
+        """Record that paid drafts cost more."""
         self._saved_to_draft -= cost
 
     def _bound(self, strangers: bool) -> float:
@@ -226,7 +226,7 @@ class Company:
         return price, best
 
     def _may_probe(self, prompts: bool) -> bool:
-        """Whether all run one row at least in the next pass, since enough was saved for it; at
+        """True if all run one row at least in the next pass, since enough was saved for it; at
         first it is done anyway, until a pass of so many rows was measured."""
         first = self._probes < ENOUGH and not prompts
         price = self._rarity * self.row * self.sessions

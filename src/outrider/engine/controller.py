@@ -1,4 +1,4 @@
-"""How many tokens to draft and to verify, chosen each round so that speculation never loses.
+"""Number of tokens to draft and to verify, chosen each round so that speculation never loses.
 
 A round that verifies k drafts yields 1 + sum_{i<=k} prod_{j<=i} a_j tokens and costs V(k+1) + D(k),
 with a_j the chance that draft j is accepted if those before it were. Over many rounds of different
@@ -30,7 +30,7 @@ NEVER = 0.02
 """Drafts that are accepted more rarely than this are not looked at."""
 
 Class = tuple[Hashable, float | None]
-"""What tokens have in common whose acceptance is learned together, and what it may be at first."""
+"""Class of tokens whose acceptance is learned together, and its first estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Controller:
         return max((self.limit(source, self._most) for source in self._draft), default=0)
 
     def limit(self, source: str, budget: int) -> int:
-        """How many of `budget` drafts to ask `source` for."""
+        """Number of drafts, up to `budget`, to ask `source` for."""
         if source not in self._asked:
             self._asked[source] = self._ask(source)
         return min(self._asked[source], budget)
@@ -176,13 +176,13 @@ class Controller:
         return [self._explain(source) for source in self._draft]
 
     def _ask(self, source: str) -> int:
-        """How many drafts to ask for; none in rounds that look what a plain step costs by now."""
+        """Number of drafts to ask for; 0 in rounds that look what a plain step costs by now."""
         if self._alone and self._verify.lacks(1):
             return 0
         return self._most if self._is_free(source) else self._length(source)
 
     def _length(self, source: str) -> int:
-        """How many drafts to pay `source` for."""
+        """Number of drafts to pay `source` for."""
         length = self._promise(source)[1]
         first = self._extra(1) + self._draft[source][1]
         if length == 0 and self._most and self._may_probe(source, (source, "drafting"), first):
@@ -190,14 +190,14 @@ class Controller:
         return length
 
     def _promise(self, source: str, rates: Iterable[float] = ()) -> tuple[float, int]:
-        """What the best number of drafts of `source` gains, and that number."""
+        """Gain of the best number of drafts of `source`, and that number."""
         curve = self._draft[source]
         most = min(self._most, len(curve) - 1)
         costs = (self._extra(drafts) + curve[drafts] for drafts in range(1, most + 1))
         return self._best(rates or self._by_place(source), costs)
 
     def _prefix(self, draft: Draft) -> int:
-        """How many tokens of a draft to verify, now that it is there."""
+        """Number of tokens of a draft to verify, now that it is there."""
         classes = _classes(draft)[: self._most]
         if self._alone:
             costs = (self._extra(drafts) for drafts in range(1, len(classes) + 1))
@@ -215,7 +215,7 @@ class Controller:
         return length
 
     def _promise_behind(self, source: str) -> float:
-        """What the best of the paid sources behind `source` in a chain gains."""
+        """Gain of the best paid source after `source` in a chain."""
         names = list(self._draft)
         behind = names[names.index(source) + 1 :] if source in names else []
         return max(
@@ -326,7 +326,7 @@ class Controller:
         return curve[min(len(offered.tokens), len(curve) - 1)]
 
     def _may_probe(self, source: str, key: Hashable, extra: float) -> bool:
-        """Whether a class that does not pay is tried all the same in this round.
+        """True if a class that does not pay is tried all the same in this round.
 
         A burst is paid for when it begins; one that may come rarely pays a multiple of its price.
         Among others there is none, and nobody tries what could not pay if all of it were right.
@@ -370,7 +370,7 @@ class Controller:
 
 
 def _matches(offered: Draft | None, source: str, verified: int) -> bool:
-    """Whether the judged drafts can be those that `keep` saw last; it is so at depth 1."""
+    """True if the judged drafts can be those that `keep` saw last; it is so at depth 1."""
     return offered is not None and offered.source == source and verified <= len(offered.tokens)
 
 

@@ -63,7 +63,7 @@ class Curve:
         return self[count] if low is None else min(self._shape[count] * low, self[count])
 
     def lacks(self, count: int) -> bool:
-        """Whether others were observed and this count, of late, was not."""
+        """True if others were observed and this count, of late, was not."""
         return self._clock > 0 and len(self._fresh(_like(count))) < ENOUGH
 
     def _fresh(self, count: int) -> list[float]:

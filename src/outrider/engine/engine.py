@@ -45,7 +45,7 @@ TEXT_CONTEXT = 5
 
 
 class Tokenizer(Protocol):
-    """What the engine needs of a tokenizer."""
+    """Methods of a tokenizer that the engine calls."""
 
     @property
     def end_tokens(self) -> frozenset[int]: ...
@@ -63,7 +63,7 @@ class WindowLimits:
 
     @property
     def serial(self) -> bool:
-        """Whether a window is judged before the next one is issued."""
+        """True if a window is judged before the next one is issued."""
         return self.depth == 1 and self.runahead is None
 
 
@@ -168,7 +168,7 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether no more pieces will come than `take` returns now."""
+        """True if no more pieces will come than `take` returns now."""
         return self._session.done
 
     @property
@@ -389,7 +389,7 @@ class Engine:
         )
 
     def _drafter(self, session: Session, request: Prepared) -> Drafter | None:
-        """What drafts for a session; nothing where it cannot be made, which is said."""
+        """The drafter of a session; None where it cannot be made, which is said."""
         speculation = request.speculation
         if speculation.drafter is None:
             return None
@@ -449,7 +449,7 @@ class Engine:
 
     @property
     def decoding(self) -> bool:
-        """Whether a request runs that is past its prompt."""
+        """True if a request runs that is past its prompt."""
         return any(not (s.prefilling or s.done) for s in self._sessions.values())
 
     def release(self, session: Session) -> None:
@@ -505,7 +505,7 @@ def _begin_from(known: Prefix, session: Session, stage: KeepingStage) -> bool:
 
 
 def _explain(session: Session) -> tuple[str, ...]:
-    """How many drafts were chosen and why, or why there are none any more."""
+    """Number of drafts that were chosen and why, or why there are none any more."""
     if session.drafting_ended is not None:
         return (f"the drafter failed ({session.drafting_ended}): the rest was decoded plainly",)
     return tuple(session.budget.explain())

@@ -36,7 +36,7 @@ class Issued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one reply settled.
+    """The outcome of one reply.
 
     tokens: newly committed ones, drafts first. accepted: how many of them were drafts. verified:
     drafts that this window held. closes: the last token is the target's own and ends the epoch.
@@ -75,12 +75,12 @@ class Ledger:
 
     @property
     def begun(self) -> bool:
-        """Whether a window of the current epoch was issued."""
+        """True if a window of the current epoch was issued."""
         return self._end is not None
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a window may be issued behind one in flight."""
+        """True if a window may be issued behind one in flight."""
         return self.depth > 1 or self.runahead is not None
 
     @property
@@ -206,8 +206,8 @@ class Ledger:
 
 
 def _agreeing(window: Issued, replied: tuple[int, ...]) -> int:
-    """How many drafts of a window stay. A later window's first draft was judged by the boundary
-    before it, or its epoch would be void."""
+    """Number of drafts of a window that stay. A later window's first draft was judged by the
+    boundary before it, or its epoch would be void."""
     drafts = window.drafts
     judges = replied if window.opens_epoch else (drafts[0], *replied)
     accepted = 0

@@ -1,4 +1,4 @@
-"""What windows in flight bring over links: expected tokens, time and speed. Pure.
+"""Yield of windows in flight over links: expected tokens, time and speed. Pure.
 
 A draft is right with probability a if those before it were. An epoch of windows of w rows ends in
 window m, counted from 0, with probability q^m (1 - q), q = a^w, and brings L + 1 tokens on average,
@@ -42,12 +42,12 @@ class Pipeline:
         return min(len(stage) for stage in self.stages)
 
     def parts_ms(self, width: int) -> list[float]:
-        """What a window of `width` rows takes in each part: coordinator, stages, one link."""
+        """Time of a window of `width` rows in each part: coordinator, stages, one link."""
         stages = [stage[width - 1] for stage in self.stages]
         return [self.draft_ms * width + self.window_ms, *stages, self.row_ms * width]
 
     def fill_ms(self, width: int) -> float:
-        """What a window takes in all parts together."""
+        """Time of a window in all parts together."""
         links = len(self.stages) - 1
         return sum(self.parts_ms(width)) + self.row_ms * width * (links - 1 if links else 0)
 

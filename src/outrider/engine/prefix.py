@@ -35,7 +35,7 @@ class Prefix:
 
 
 class PrefixCache:
-    """What a stage keeps of prompts, `max_bytes` at most."""
+    """Prompts whose states a stage keeps, `max_bytes` at most."""
 
     def __init__(self, stage: KeepingStage, max_bytes: int) -> None:
         self.stage = stage
@@ -65,7 +65,7 @@ class PrefixCache:
 
     @property
     def held(self) -> int:
-        """How many prefixes are kept."""
+        """Number of prefixes that are kept."""
         return len(self._kept)
 
     def find(self, owner: str, prompt: Sequence[int], taps: Sequence[int]) -> Prefix | None:

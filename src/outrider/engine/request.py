@@ -10,7 +10,7 @@ from outrider.sampling.params import SamplingParams
 SHOWN = 80
 """Characters of a value that a message shows at most."""
 _NO_IDS = (bytes, bytearray, Mapping, Set)
-"""What can be iterated and is no list of token ids."""
+"""Types that can be iterated and are no list of token ids."""
 
 
 def encode_prompt(

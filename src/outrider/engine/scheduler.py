@@ -47,7 +47,7 @@ __all__ = [
 LOG = logging.getLogger(__name__)
 
 Event = Piece | GenerationResult | OutriderError
-"""What comes of a request: pieces, then its result, or the error that ended it."""
+"""Events of a request: pieces, then its result, or the error that ended it."""
 
 LEAVE_SECONDS = 1.0
 """How long closing waits for an engine that is being loaded."""
@@ -59,7 +59,7 @@ Sink = Callable[[Event], None]
 
 
 class ChatTokenizer(Tokenizer, Protocol):
-    """What a server needs of a tokenizer."""
+    """Methods of a tokenizer that a server calls."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -71,8 +71,8 @@ class ChatTokenizer(Tokenizer, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """How much runs at once: sequences, bytes of their states (as `state_bytes` says of a length),
-    requests that may wait, and rows of prompts in a pass beside running sequences."""
+    """Limits of what runs at once: sequences, bytes of their states (as `state_bytes` says of a
+    length), requests that may wait, and rows of prompts in a pass beside running sequences."""
 
     max_sequences: int
     max_queue: int
@@ -94,7 +94,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What happened so far, running requests included; counters by method."""
+    """Figures so far, running requests included; counters by method."""
 
     counters: Mapping[str, Counters]
     running: int
@@ -106,7 +106,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Shared:
-    """What callers and the engine's thread both touch, under one lock. `down` is why there is no
+    """State that callers and the engine's thread share, under one lock. `down` is why there is no
     engine now."""
 
     lock: threading.Condition = field(default_factory=threading.Condition)
@@ -215,7 +215,7 @@ class Scheduler:
             self._shared.lock.notify()
 
     def snapshot(self) -> "Future[Snapshot]":
-        """What happened so far, taken between two passes."""
+        """Figures so far, taken between two passes."""
         asked: Future[Snapshot] = Future()
         with self._shared.lock:
             if self._shared.closing:

@@ -29,7 +29,7 @@ PREFILL_ID = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one commit added: text that became final, tokens, and who proposed each of them
+    """Additions of one commit: text that became final, tokens, and who proposed each of them
     (`target` for the target's own). Where `corrected`, the target's token replaces a draft.
     The first piece brings the log-probabilities of the prompt, where they were asked for."""
 
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether rows are still to be sent as a prompt."""
+        """True if rows are still to be sent as a prompt."""
         return self.prefilled < self.prefill_end
 
     @property
@@ -447,7 +447,7 @@ def _commit(session: Session, verdict: Verdict, logprobs: Sequence[TokenLogprob]
 
 
 def _cut_by_limits(session: Session, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-    """How many of `tokens` stay, and why the request ends with them if it does."""
+    """Number of `tokens` that stay, and why the request ends with them if it does."""
     room = session.remaining
     for index, token in enumerate(tokens[:room]):
         if token in session.limits.end_tokens:

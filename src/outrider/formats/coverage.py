@@ -1,4 +1,4 @@
-"""How much text one token can stand for at most, read from the parts of a tokenizer.
+"""The most text that one token can stand for, read from the parts of a tokenizer.
 
 A text that is longer than its context times that can never fit, which is known without encoding it:
 a prompt of megabytes takes seconds and hundreds of MiB. Wherever a part could drop text or put
@@ -28,7 +28,7 @@ _KEEPING = ("ByteLevel", "Metaspace", "Digits")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What a token covers at most: `longest` characters of normalized text, each of them made of
+    """The most that a token covers: `longest` characters of normalized text, each of them made of
     `composed` characters of the text, or of `composed_ascii` where that is ASCII. `strips`: white
     space beside a token may belong to it without limit."""
 
@@ -86,7 +86,7 @@ def _parts(part: Part | None) -> list[Part]:
 
 
 def _lengthens(part: Part) -> bool:
-    """Whether a normalizer shortens no text, but for composition."""
+    """True if a normalizer shortens no text, but for composition."""
     if part["type"] == "Replace":
         replaced = part["pattern"].get("String")
         return replaced is not None and len(part["content"]) >= len(replaced)
@@ -100,7 +100,7 @@ def _keeps(part: Part) -> bool:
 
 
 def _counts_unknown(model: Any, tokens: Set[str], byte_alphabet: Set[str] | None) -> bool:
-    """Whether every character that is no token becomes a token or more of its own."""
+    """True if every character that is no token becomes a token or more of its own."""
     if type(model).__name__ != "BPE":
         return False
     if model.unk_token in tokens and not model.fuse_unk:

@@ -49,7 +49,7 @@ QWEN35 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a pre-tokenizer name stands for; `splits` are applied one behind the other."""
+    """Meaning of a pre-tokenizer name; `splits` are applied one after the other."""
 
     splits: tuple[str, ...]
     compose: bool = False

@@ -80,7 +80,7 @@ class TokenBytes(dict[int, bytes]):
 
 
 def _steps(decoders: Sequence[Json]) -> list[Step] | None:
-    """What decoders do to each token alone; None where one does more than that."""
+    """Effect of decoders on each token alone; None where one does more than that."""
     found: list[Step] = []
     for decoder in decoders:
         kind = decoder["type"]

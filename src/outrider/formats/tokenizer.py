@@ -156,7 +156,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` can work."""
+        """True if `render_chat` can work."""
         return self._template is not None
 
     def render_chat(

@@ -33,7 +33,8 @@ as long where its result is denormal, and ten times where it is zero."""
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What rows leave behind whatever the base: keys [K, A, C], decays [V, C], inverse [V, C, C].
+    """Log entries of rows, which do not depend on the base: keys [K, A, C], decays [V, C], inverse
+    [V, C, C].
 
     rows: the inverse by row, C views [V, 1, C].
     """
@@ -66,7 +67,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """What rows at each offset of a chunk see, and `units`, the rows [1, C] of the unit matrix.
+    """Visibility of rows at each offset of a chunk, and `units`, the rows [1, C] of the unit
+    matrix.
 
     visible: 0 or 1, [2, C, C]; [0] is for the inverse (strictly earlier entries), [1] for outputs
     (own entry included).

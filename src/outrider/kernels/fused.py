@@ -1,4 +1,4 @@
-"""What lies between the products of a layer, and small products too, each as one call.
+"""Operations between the products of a layer, and small products too, each as one call.
 
 torch takes a microsecond or more for every operation however small, and a step of a small model has
 a thousand of them. Where numba is installed, `outrider.kernels.jit` does a layer's part in one
@@ -58,12 +58,12 @@ class Fused:
 
     @property
     def delta(self) -> Any:
-        """What lies between the products of a recurrent layer."""
+        """Operations between the products of a recurrent layer."""
         return load_kernels("jit_delta")
 
     @property
     def attention(self) -> Any:
-        """What lies between the products of an attention layer."""
+        """Operations between the products of an attention layer."""
         return load_kernels("jit_attention")
 
     @property
@@ -159,12 +159,12 @@ class Fused:
 
 
 def can_fuse(weight: Tensor) -> bool:
-    """Whether layers with such weights run on compiled kernels here."""
+    """True if layers with such weights run on compiled kernels here."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and has_numba()
 
 
 def has_numba() -> bool:
-    """Whether the compiler is there: a requirement wherever it has a wheel."""
+    """True if the compiler is there: a requirement wherever it has a wheel."""
     return find_spec("numba") is not None
 
 

@@ -108,7 +108,7 @@ def _code(steps: Tensor) -> Tensor:
 
 
 def can_multiply(matrix: Tensor) -> bool:
-    """Whether torch has its int8 kernel for this matrix's device."""
+    """True if torch has its int8 kernel for this matrix's device."""
     return matrix.device.type == "cpu" and hasattr(torch.ops.aten, "_weight_int8pack_mm")
 
 

@@ -58,7 +58,7 @@ SIGNATURES: dict[Kernel, str] = {}
 
 
 def entry(signature: str, *, parts: bool = True) -> Callable[[Callable[..., None]], Kernel]:
-    """What Python calls: kept compiled on disk, and run without the interpreter's lock.
+    """An entry that Python calls: kept compiled on disk, and run without the interpreter's lock.
 
     Does the part from its first argument up to its second, of rows, heads or blocks, or where there
     are no `parts` takes no such arguments and does all.

@@ -115,8 +115,8 @@ def _pages(span, layer, kept, width):
 
 @entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1], f8, f4[:, :, ::1]")
 def keep_attention(begin, end, projected, spans, layer, shape, scale, eps, turns):
-    """What attention reads, from the projection [N, ..] of its layer: queries and keys turned where
-    they are, keys and values kept.
+    """Prepare what attention reads, from the projection [N, ..] of its layer: queries and keys
+    turned where they are, keys and values kept.
 
     Key-value heads from `begin` to `end`. shape: query heads, key-value heads, width; whether gates
     follow; sliding window, or 0. scale [heads, width] or empty. turns: cos and sin [2, max_length,

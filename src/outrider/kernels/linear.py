@@ -42,7 +42,7 @@ Kernel = Callable[[Tensor], Tensor]
 Quantize = Literal["none", "int8"]
 
 Use = Literal["layer", "memory", "head"]
-"""What a weight makes: a layer's rows, what later rows read of this one, or logits."""
+"""Result that a weight makes: a layer's rows, what later rows read of this one, or logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _rounded(weight: Tensor, use: Use) -> str:
 
 
 def _can_halve(weight: Tensor) -> bool:
-    """Whether torch has its kernel for fp16 weights under fp32 inputs, and fp16 their range."""
+    """True if torch has its kernel for fp16 weights under fp32 inputs, and fp16 their range."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32

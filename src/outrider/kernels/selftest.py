@@ -23,7 +23,7 @@ EACH_ROW = 0
 
 @dataclass(slots=True)
 class Kernels:
-    """What was chosen so far, by shape; passed along while a model loads and kept for reports.
+    """Choices so far, by shape; passed along while a model loads and kept for reports.
 
     fused: whether to use the compiled kernels where they are installed.
     """

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import torch
 
 PART_NS = 100_000
-"""What a part takes at least: waking up its thread takes 20 us and more."""
+"""Least time of a part, ns: waking up its thread takes 20 us and more."""
 
 Part = tuple[Callable[..., None], tuple[object, ...], SimpleQueue[Exception | None]]
 

@@ -26,7 +26,7 @@ Copy = bytearray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """What a context is made for; `rollback` is `n_rs_seq`.
+    """Settings of a context; `rollback` is `n_rs_seq`.
 
     `length` positions for each of `sequences`. A pass takes `batch` rows, of which `micro_batch`
     run at once. Keys and values are kept as `kv`. `threads` None: as torch has.
@@ -48,7 +48,7 @@ class ContextSettings:
 
     @property
     def holds_snapshots(self) -> bool:
-        """Whether `rollback` rows can be taken back: the library keeps these and the newest in
+        """True if `rollback` rows can be taken back: the library keeps these and the newest in
         one micro-batch, which must be larger still, or it aborts."""
         return self.rollback + 1 < self.effective_micro_batch
 

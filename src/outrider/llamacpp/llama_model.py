@@ -61,7 +61,7 @@ class LlamaModel:
         return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What `run` returned, as it is."""
+        """The result of `run`, as it is."""
         return hidden
 
 

@@ -35,7 +35,7 @@ class LlamaWeights:
         """Rows of the head."""
         recurrent = call.llama_model_is_recurrent(self.handle)
         self.is_recurrent = bool(recurrent or call.llama_model_is_hybrid(self.handle))
-        """Whether any layer's memory cannot simply be cut off at its end."""
+        """True if any layer's memory cannot simply be cut off at its end."""
 
     @property
     def max_length(self) -> int:

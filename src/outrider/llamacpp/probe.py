@@ -1,4 +1,5 @@
-"""Whether llama.cpp lives through a file: tried in a process of its own, since it aborts on some.
+"""Check that llama.cpp lives through a file: tried in a process of its own, since it aborts on
+some.
 
 `probe` starts this file as a program: it loads the model, makes a small context, decodes two rows
 and takes one of them back. Neither imports torch, so that the trial takes a fraction of a second.

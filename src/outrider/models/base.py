@@ -1,4 +1,4 @@
-"""What a stage or a drafter knows of a model: passes over rows of sequences, and their logits."""
+"""A model as stages and drafters see it: passes over rows of sequences, and their logits."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,13 +20,13 @@ class Model(Protocol):
     def max_length(self) -> int: ...
     @property
     def exact(self) -> bool:
-        """Whether a row has the same bits whichever rows are beside it."""
+        """True if a row has the same bits whichever rows are beside it."""
 
     @property
     def device(self) -> torch.device: ...
     @property
     def is_tail(self) -> bool:
-        """Whether it ends in logits."""
+        """True if it ends in logits."""
 
     @property
     def taps(self) -> range:
@@ -34,7 +34,7 @@ class Model(Protocol):
 
     def new_state(self, policy: Policy, capacity: int) -> State: ...
     def embed(self, tokens: Tensor) -> Tensor:
-        """What the rows of token ids int64 [N] start from."""
+        """First hidden states of the rows of token ids int64 [N]."""
 
     def run(
         self,

@@ -78,5 +78,5 @@ class ModelConfig:
         return len(self.layer_kinds)
 
     def index_in_kind(self, layer: int) -> int:
-        """How many layers of the same kind come before `layer`."""
+        """Number of layers of the same kind that come before `layer`."""
         return self.layer_kinds[:layer].count(self.layer_kinds[layer])

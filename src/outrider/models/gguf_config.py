@@ -175,7 +175,7 @@ FAMILIES: dict[str, Callable[[GgufFile, str], dict[str, Any]]] = {
 
 
 def _as_stored(file: GgufFile, config: ModelConfig) -> ModelConfig:
-    """What the tensors say: biases, rotary divisors, and norms that have their one added."""
+    """Add what the tensors say: biases, rotary divisors, and norms that have their one added."""
     attention = replace(
         config.attention,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,

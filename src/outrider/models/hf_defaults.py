@@ -1,4 +1,4 @@
-"""What a key of config.json means where it is missing or null: as in transformers 5.24.
+"""Meaning of a key of config.json that is missing or null: as in transformers 5.24.
 
 Shapes have defaults there too, those of some real model; here they must be stated.
 """

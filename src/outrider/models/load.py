@@ -113,7 +113,8 @@ def _sender(
     last: int,
     embedding: Tensor | None,
 ) -> Callable[[Layer], None]:
-    """What sends rows through one layer after another, each before the next one is read.
+    """Make a function that sends rows through one layer after another, each before the next one is
+    read.
 
     Layers that round themselves learn from these rows which inputs are large, and let go of their
     weights. Random tokens show it as well as text does (docs/models.md); a range of layers without
@@ -140,7 +141,7 @@ def _sender(
 
 
 def build_tables(config: ModelConfig, kernels: Kernels, like: Tensor, length: int) -> PassTables:
-    """What passes of `length` positions at most look up, with weights `like` this one."""
+    """Tables for passes of `length` positions at most, with weights `like` this one."""
     attention, delta = config.attention, config.delta
     shape = attention.kv_heads, attention.heads // attention.kv_heads, attention.width
     fused, device = kernels.fuse(like) is not None, like.device

@@ -15,7 +15,7 @@ from outrider.models.hf_config import read_config
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is to be read as GGUF; a folder with nothing but such files is refused."""
+    """True if `path` is to be read as GGUF; a folder with nothing but such files is refused."""
     if path.is_file():
         if path.suffix != SUFFIX:
             raise CheckpointError(f"{path} is neither a model folder nor a {SUFFIX} file.")

@@ -1,4 +1,4 @@
-"""What one pass over several sequences needs to know, computed once and shared by all layers."""
+"""Plan of one pass over several sequences, computed once and shared by all layers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class PassPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTables:
-    """What passes of one model look up instead of computing it anew.
+    """Tables that passes of one model look up.
 
     cos, sin: [max_length, width]. windows: of the attention layers. chunks: by chunk length.
     Where the self-test found no row multiple that keeps bits, rows run alone: `attention_alone`,

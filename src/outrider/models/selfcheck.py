@@ -22,7 +22,7 @@ WINDOWS = (2, 3, 5, 8, 13, 17)
 
 @torch.inference_mode()
 def rows_are_invariant(decoder: Decoder) -> bool:
-    """Whether windows of several widths equal single steps bit for bit."""
+    """True if windows of several widths equal single steps bit for bit."""
     sample = _sample(decoder)
     windows = WINDOWS if sum(WINDOWS) < decoder.max_length else (1,)
     prompt = max(min(PROMPT_ROWS, decoder.max_length - sum(windows)), 1)

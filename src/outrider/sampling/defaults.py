@@ -12,7 +12,7 @@ _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 
 
 def sampling_defaults(folder: Path) -> SamplingParams:
-    """What a request gets where it says nothing; greedy where the file is absent, as beside GGUF.
+    """Sampling of a request that says nothing; greedy where the file is absent, as beside GGUF.
 
     As in transformers, temperature and filters count only beside `do_sample: true`, where the
     temperature is 1 unless stated; a repetition penalty counts always. Raises CheckpointError for

@@ -17,7 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import draw
 
 _NUCLEUS_HEADS = (1_024, 16_384)
-"""How many of the largest entries are sorted before a whole vocabulary is."""
+"""Numbers of the largest entries that are sorted before a whole vocabulary is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Distribution:
 
 
 def adjusts(sampling: SamplingParams) -> bool:
-    """Whether `adjust` changes anything."""
+    """True if `adjust` changes anything."""
     return bool(sampling.logit_bias) or sampling.penalized
 
 

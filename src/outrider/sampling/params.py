@@ -47,12 +47,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken, so that no randomness is used."""
+        """True if the likeliest token is taken, so that no randomness is used."""
         return self.temperature == 0.0
 
     @property
     def penalized(self) -> bool:
-        """Whether the logits depend on which tokens came before, beyond the model's own view."""
+        """True if the logits depend on which tokens came before, beyond the model's own view."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

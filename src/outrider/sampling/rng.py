@@ -18,7 +18,8 @@ _TO_UNIT = 2.0**-53
 
 
 class Purpose(IntEnum):
-    """What a number decides. The values are part of what a seed means: never renumber them."""
+    """The decision that a number makes. The values are part of what a seed means: never renumber
+    them."""
 
     TARGET = 0
     DRAFT = 1

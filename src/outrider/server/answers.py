@@ -29,7 +29,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one event adds to a choice. `opens` a choice, `result` ends it."""
+    """The addition of one event to a choice. `opens` a choice, `result` ends it."""
 
     text: str = ""
     logprobs: Sequence[Scored] = ()
@@ -39,7 +39,7 @@ class Part:
 
     @property
     def empty(self) -> bool:
-        """Whether no chunk is worth sending."""
+        """True if no chunk is worth sending."""
         wanted = self.opens or self.result or self.trace
         return not (wanted or self.text or self.logprobs)
 

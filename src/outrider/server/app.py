@@ -48,7 +48,7 @@ Planner = Callable[[Maker, bytes], Plan]
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """What every path needs."""
+    """State shared by all paths."""
 
     scheduler: Scheduler
     config: ServerConfig
@@ -128,7 +128,7 @@ class Service:
         return found
 
     async def _snapshot(self) -> Snapshot:
-        """What happened so far; raises Problem 503 where the engine does not say."""
+        """Figures so far; raises Problem 503 where the engine does not say."""
         try:
             asked = asyncio.wrap_future(self.scheduler.snapshot())
             return await asyncio.wait_for(asked, PATIENCE)
@@ -190,7 +190,7 @@ def application(service: Service) -> Starlette:
 
 
 def _cors(config: ServerConfig) -> list[Middleware]:
-    """What tells browsers that pages of allowed origins may read answers."""
+    """Headers that tell browsers that pages of allowed origins may read answers."""
     origins = config.origins()
     if not origins:
         return []

@@ -1,4 +1,4 @@
-"""What clients may send, field by field; anything else is a 400 that names it.
+"""Bodies that clients may send, field by field; anything else is a 400 that names it.
 
 Fields of OpenAI's API that have no counterpart here are accepted at the value that asks for
 nothing, and refused at any other, so that a client never believes in something it does not get.
@@ -86,7 +86,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream carries beside its text."""
+    """Additions to a stream's text."""
 
     include_usage: bool | None = None
     include_obfuscation: _neutral(None, False)  # type: ignore[valid-type]
@@ -181,7 +181,7 @@ class Message(Body):
 
 
 class TemplateArguments(Body):
-    """What the chat template is given beside the messages."""
+    """Arguments of the chat template beside the messages."""
 
     enable_thinking: bool | None = None
 

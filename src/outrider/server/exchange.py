@@ -177,7 +177,7 @@ class Choices:
         ]
 
     def closing(self) -> bytes:
-        """What follows all chunks."""
+        """The lines after all chunks."""
         wanted = self._answer.plan.include_usage
         return b"".join(writing.event(self._answer.usage_chunk()) if wanted else []) + DONE
 
@@ -190,7 +190,7 @@ class Choices:
 
 
 def _long(event: tuple[int, Event]) -> bool:
-    """Whether an event brings the log-probabilities of a prompt, which may be many."""
+    """True if an event brings the log-probabilities of a prompt, which may be many."""
     return isinstance(event[1], Piece) and bool(event[1].prompt_logprobs)
 
 

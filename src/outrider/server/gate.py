@@ -49,7 +49,7 @@ class Gate:
 
 
 def names_server(host: str, config: ServerConfig) -> bool:
-    """Whether a `Host` header names this server.
+    """True if a `Host` header names this server.
 
     Asked where names are allowed by the settings, and on loopback without an API key, where being
     able to ask is all that is needed. Loopback's own names always do: nobody can point them here.
@@ -64,7 +64,7 @@ def names_server(host: str, config: ServerConfig) -> bool:
 
 
 def may_ask(origin: str, host: str | None, allowed: Sequence[str]) -> bool:
-    """Whether a page may: one of this server's own (scheme://Host), or an allowed one."""
+    """True if a page may: one of this server's own (scheme://Host), or an allowed one."""
     asks = origin.lower()
     own = {f"{scheme}://{host.lower()}" for scheme in ("http", "https")} if host else set()
     return ANY in allowed or asks in allowed or asks in own

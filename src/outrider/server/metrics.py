@@ -179,7 +179,7 @@ def _labelled(name: str, text: str, label: str, values: Iterable[tuple[str, str,
 
 
 def _lengths(methods: Iterable[tuple[str, Counters]]) -> Metric:
-    """How many drafts the controller, or the fixed number, had judged in each window."""
+    """Drafts that the controller, or the fixed number, had judged in each window."""
     family = HistogramMetricFamily(
         "outrider_spec_decode_draft_length", "Drafts in each judged window", labels=["method"]
     )

@@ -24,7 +24,7 @@ class Names:
         return found
 
     def bytes(self, token: int) -> list[int]:
-        """What the token adds to the text; nothing where the text leaves it out."""
+        """The text that the token adds; nothing where the text leaves it out."""
         found = self._bytes.get(token)
         if found is None:
             found = self._bytes[token] = list(self.tokenizer.token_bytes(token))

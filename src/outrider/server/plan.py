@@ -185,7 +185,7 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """What the template sees of a message: role and content."""
+    """A message as the template sees it: role and content."""
     role = "system" if message["role"] == "developer" else message["role"]
     return {"role": role, "content": message.get("content") or ""}
 

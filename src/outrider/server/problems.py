@@ -73,7 +73,7 @@ def _cut(message: str) -> str:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What an exception means to a client."""
+    """The problem that a client is told for an exception."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, ValidationError):

@@ -1,4 +1,4 @@
-"""What the engine knows of a stage: something that runs windows and answers them in order.
+"""A stage as the engine sees it: something that runs windows and answers them in order.
 
 The whole model in one process is the one-stage case. A stage owns its part of every sequence's
 state, settles it to each window's `start` and forgets what lies below `floor`; the last stage of
@@ -50,7 +50,7 @@ class Stage(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether a verify row has bit for bit the logits of plain decoding."""
+        """True if a verify row has bit for bit the logits of plain decoding."""
 
     def open(
         self, session: int, sampling: SamplingParams, prompt_len: int, taps: Sequence[int] = ()
@@ -65,7 +65,7 @@ class Stage(Protocol):
 
     @property
     def replied(self) -> bool:
-        """Whether a reply that was under way has come, so that issuing more should wait."""
+        """True if a reply that was under way has come, so that issuing more should wait."""
 
     def poll(self) -> list[Reply]:
         """Run what is due and return what came of it, one reply of a session at most; blocks until

@@ -74,7 +74,7 @@ class ChainStage:
 
     @property
     def replied(self) -> bool:
-        """Whether an answer is there; runs what is due meanwhile, but waits for nothing."""
+        """True if an answer is there; runs what is due meanwhile, but waits for nothing."""
         while not self._answers and self._advance():
             pass
         return bool(self._answers)

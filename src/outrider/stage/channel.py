@@ -15,7 +15,7 @@ from outrider.stage.link import Link, LinkSettings, RealClock
 from outrider.stage.wire import PREFIX, Failed, Message, decode, encode, say, sizes
 
 Ended = None
-"""What an inbox gives when the other side has gone."""
+"""Item of an inbox when the other side has gone."""
 
 Look = Callable[[float], None]
 """Called while a sender waits for room, with the seconds that it has waited; raises if that became
@@ -102,7 +102,7 @@ class Inbox:
 
     @property
     def arrived(self) -> bool:
-        """Whether `take` would return something at once."""
+        """True if `take` would return something at once."""
         return self.wait(0.0)
 
     def close(self) -> None:

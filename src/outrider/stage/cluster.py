@@ -192,7 +192,7 @@ def _join(address: str) -> None:
 
 
 def _ailment(asked: Any, done: Sequence[Any], seconds: float) -> str | None:
-    """What is wrong with an actor that was asked how it is."""
+    """Fault of an actor that was asked how it is."""
     if asked not in done:
         return f"hangs (no sign of life for {seconds:g} s)"
     try:

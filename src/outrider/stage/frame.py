@@ -34,7 +34,7 @@ class Frame:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the coordinator hears of it: not of prompt rows that tell it nothing."""
+        """True if the coordinator hears of it: not of prompt rows that tell it nothing."""
         return self.window.wanted > 0 or self.taps is not None or self.fault is not None
 
     @property
@@ -57,7 +57,7 @@ class Void:
 
 
 def to_reply(frame: Frame) -> Reply:
-    """What the last stage answers."""
+    """The reply that the last stage gives."""
     window, picked = frame.window, frame.picked
     return Reply(
         session=window.session,

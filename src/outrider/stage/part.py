@@ -30,7 +30,7 @@ COSTS = list(Rollback)
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What settling a session before its window took."""
+    """Kind and time of settling a session before its window."""
 
     kind: Rollback | None
     ms: float
@@ -75,7 +75,7 @@ class Part:
 
     @property
     def is_tail(self) -> bool:
-        """Whether the last layer is among its own."""
+        """True if the last layer is among its own."""
         return self._decoder.is_tail
 
     @property
@@ -84,7 +84,7 @@ class Part:
 
     @property
     def waiting(self) -> bool:
-        """Whether a frame is there to be run."""
+        """True if a frame is there to be run."""
         return any(slot.queue for slot in self._slots.values())
 
     def open(
@@ -99,7 +99,7 @@ class Part:
         self._slots[session] = Slot(state, picker, own)
 
     def has(self, session: int) -> bool:
-        """Whether a session is open."""
+        """True if a session is open."""
         return session in self._slots
 
     def close(self, session: int) -> None:
@@ -266,7 +266,7 @@ def _frames(
     picked: list[Picked | None] | None,
     elapsed: float,
 ) -> list[Frame]:
-    """What a pass that took `elapsed` ms made of its windows, but for those that failed in it:
+    """Frames of the windows of a pass that took `elapsed` ms, but for those that failed in it:
     `hidden` states for the next stage, or `picked` tokens."""
     sizes = [one.span.rows for one in due]
     decoded = [one.span.rows for one in due if not one.frame.window.is_prompt]
@@ -291,7 +291,7 @@ def _frames(
 
 
 def _rows(frame: Frame) -> Sequence[int] | Tensor:
-    """What the rows of a frame start from, in case they must run again."""
+    """Inputs of the rows of a frame, in case they must run again."""
     return frame.window.tokens if frame.hidden is None else frame.hidden
 
 

@@ -31,7 +31,7 @@ PATIENCE_S = 5.0
 """How long a caller may take in all to say who it is."""
 CALLER, CALLED = "caller", "called"
 SAID = ("name", "version", "target")
-"""What each side says of itself."""
+"""Greeting in which each side names itself."""
 
 Address = tuple[str, int]
 
@@ -64,8 +64,8 @@ _MUST_AGREE = {
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What each side of a connection shows and asks for: a certificate of one authority. Names are
-    not looked at, since addresses are a cluster's own business."""
+    """Credentials that each side of a connection shows and asks for: a certificate of one
+    authority. Names are not looked at, since addresses are a cluster's own business."""
 
     caller: ssl.SSLContext
     called: ssl.SSLContext
@@ -160,7 +160,7 @@ def _greet(caller: socket.socket, mine: Hello, tls: Tls | None) -> socket.socket
 
 
 class _StrangerError(Exception):
-    """Whoever called does not belong to this chain."""
+    """The caller does not belong to this chain."""
 
 
 def _left(end: float) -> float:
@@ -243,7 +243,7 @@ def _verify(talk: _Talk, mine: Hello, role: str, nonces: Sequence[str]) -> Hello
 
 
 def _proof(key: str, role: str, nonces: Sequence[str], said: Sequence[str]) -> str:
-    """What only a holder of the key can make, for this side of this connection."""
+    """Proof that only a holder of the key can make, for this side of this connection."""
     text = json.dumps([role, *nonces, *said])
     return hmac.new(key.encode(errors="surrogatepass"), text.encode(), "sha256").hexdigest()
 

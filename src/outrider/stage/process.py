@@ -95,7 +95,7 @@ class ProcessWorkers:
 
 
 def _stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a signal keeps a process from running."""
+    """True if a signal keeps a process from running."""
     if process.poll() is not None:
         return False
     look = os.WSTOPPED | os.WNOHANG | os.WNOWAIT

@@ -1,4 +1,4 @@
-"""What the coordinator knows of a session whose states lie in other processes."""
+"""The coordinator's record of a session whose states lie in other processes."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ AGAIN_EPOCH = 1 << 62
 
 @dataclass(slots=True)
 class Sent:
-    """What a session was sent: enough to bring its states back.
+    """Windows that a session was sent: enough to bring its states back.
 
     `running`: the stages hold its states. `losses`: how often they were lost. After a `fault`
     nothing is sent any more: it answers all that is owed, and whatever comes.

@@ -15,7 +15,7 @@ from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint
 
 Row = int | Tensor
-"""What a stage starts a row from: a token id, or the hidden state [hidden] of the stage before."""
+"""Input of a row on a stage: a token id, or the hidden state [hidden] of the stage before."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Replay:
     rows: list[Row] = field(default_factory=list)
 
     def reaches(self, length: int) -> bool:
-        """Whether a checkpoint lies at or below `length`."""
+        """True if a checkpoint lies at or below `length`."""
         return bool(self.checkpoints) and self.checkpoints[0].length <= length
 
     def drop_below(self, floor: int) -> None:

@@ -70,7 +70,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What ended a stage."""
+    """The error that ended a stage."""
 
     reason: str
 
@@ -221,7 +221,7 @@ _PASS: dict[str, Check] = {
     "rollback": optional(lambda value: Rollback(value).value),
     "fault": optional(_fault),
 }
-"""What frames and replies say of the passes that they went through."""
+"""Fields of frames and replies about the passes that they went through."""
 
 
 def _window(fields: Any) -> Window:

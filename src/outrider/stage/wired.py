@@ -39,7 +39,7 @@ class Patience:
 
 
 class Workers(Protocol):
-    """What starts, watches and ends the stages of one chain."""
+    """Starts, watches and ends the stages of one chain."""
 
     def start(self, seconds: float) -> tuple[Outbox, Inbox]:
         """Start what does not run and join all; ways to the first stage and from the last.

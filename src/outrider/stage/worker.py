@@ -1,4 +1,4 @@
-"""What the process of one stage does: take messages, run its layers, hand the results on.
+"""The process of one stage: take messages, run its layers, hand the results on.
 
 A failure that is one session's own ends that session: a frame with its fault travels on.
 """

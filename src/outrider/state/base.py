@@ -1,4 +1,4 @@
-"""What a stage or a drafter knows of a sequence's state, whoever keeps its memory."""
+"""A sequence's state as stages and drafters see it, whoever keeps its memory."""
 
 from typing import Protocol, Self
 

@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class DeltaCopy:
-    """What a checkpoint keeps of a `DeltaState`."""
+    """Copy that a checkpoint keeps of a `DeltaState`."""
 
     tensors: tuple[Tensor, ...]
     origin: int

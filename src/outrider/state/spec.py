@@ -1,4 +1,4 @@
-"""What a sequence state consists of and what it costs, as torch-free arithmetic.
+"""Parts of a sequence state and their bytes, as torch-free arithmetic.
 
 The byte formulas are exact: tests compare them with the storage of real tensors.
 """

@@ -1,4 +1,4 @@
-"""What one request counted, and the figures made from it: the only definition of each.
+"""Counters of one request, and the figures made from it: the only definition of each.
 
 The engine fills a `Counters` with plain additions; everything else here is a pure reduction. Times
 are in milliseconds, counts in tokens or windows. Standard library only. Words are those of

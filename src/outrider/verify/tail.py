@@ -1,4 +1,4 @@
-"""What a session keeps where logits become tokens: settings, randomness, counts."""
+"""State of a session where logits become tokens: settings, randomness, counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ ONE_THREADS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class CompiledTrunk:
-    """What `jit_block` needs of a trunk; `products` keeps alive what the addresses lead to."""
+    """Inputs of `jit_block` from a trunk; `products` keeps alive what the addresses lead to."""
 
     fused: Fused
     products: tuple[Product, ...]
@@ -78,7 +78,7 @@ def compiled_trunk(
 
 @dataclass(frozen=True, slots=True)
 class GreedyRows:
-    """What `jit_draft.choose_rows` needs of the heads: confidence, Markov and vocabulary map."""
+    """Inputs of `jit_draft.choose_rows` from the heads: confidence, Markov and vocabulary map."""
 
     fused: Fused
     heads: tuple[Any, ...]

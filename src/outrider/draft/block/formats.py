@@ -41,7 +41,7 @@ NEUTRAL: Mapping[str, float | None] = {
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a layer's rows see.
+    """Positions that a layer's rows see.
 
     `window` positions of context and block at most, counted back from each row, or from the
     anchor in speculators' files; `causal` rows do not see the rows behind them.
@@ -68,7 +68,7 @@ class BlockConfig:
 
 
 def is_block_drafter(raw: Json) -> bool:
-    """Whether a config.json is that of a block drafter, supported or not."""
+    """True if a config.json is that of a block drafter, supported or not."""
     return (
         raw.get("speculators_model_type") in ("dflash", "dspark")
         or "dflash_config" in raw

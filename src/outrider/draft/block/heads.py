@@ -1,4 +1,4 @@
-"""What DSpark adds to a block (arXiv 2607.05147): the Markov head, confidence, conditioning."""
+"""Additions of DSpark to a block (arXiv 2607.05147): the Markov head, confidence, conditioning."""
 
 import math
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class LogSnr:
     outer: tuple[Tensor, Tensor]
 
     def rows(self) -> Tensor:
-        """What is added to the embeddings of the anchor and of every mask [2, H]."""
+        """Vectors added to the embeddings of the anchor and of every mask [2, H]."""
         values = torch.tensor([self.high, self.low])
         times = (values - self.low) / (self.high - self.low) * SNR_STEPS
         steps = torch.arange(FREQUENCIES) / FREQUENCIES

@@ -91,7 +91,7 @@ def check_method(method: str, layout: BlockLayout, origin: str) -> None:
 
 
 def _consequence(method: str, layout: BlockLayout) -> str:
-    """What goes wrong with a file that is read as `method` reads its own kind."""
+    """Consequence for a file that is read as `method` reads its own kind."""
     if method not in get_args(Lineage):
         return "it reads the target's hidden states and drafts nothing by itself"
     assumed = 0 if method == "dspark" else 1

@@ -47,7 +47,7 @@ MASK_VECTOR = "mask_embedding.pt"
 
 
 def holds_block_drafter(path: Path) -> bool:
-    """Whether a folder or GGUF file holds a block drafter, of a supported kind or not."""
+    """True if a folder or GGUF file holds a block drafter, of a supported kind or not."""
     if is_gguf(path):
         return open_gguf(path).text("general.architecture") in (gguf.ARCHITECTURE, gguf.OLDER)
     return is_block_drafter(read_json_or_empty(path / "config.json"))
@@ -62,7 +62,7 @@ def open_block(path: Path) -> tuple[Mapping[str, Any], Checkpoint | BlockTensors
 
 
 def read_block(folder: Path, num_target_layers: int | None = None) -> BlockConfig:
-    """What a drafter's configuration and tensor headers say; see `parse_block`."""
+    """Read a drafter's configuration and tensor headers; see `parse_block`."""
     if (folder / MASK_VECTOR).exists():
         raise CheckpointError(
             f"{folder} has a {MASK_VECTOR}, a pickle file, which can run code when loaded: "

@@ -110,7 +110,7 @@ class BlockModel:
 
 
 def _until_unlikely(found: Sequence[tuple[int, float]], position: int) -> Iterator[Choice]:
-    """What `GreedyRows.choose` found, for positions from `position` on."""
+    """Tokens that `GreedyRows.choose` found, for positions from `position` on."""
     for place, (token, sure) in enumerate(found, start=position):
         check_finite(sure, place)
         if token < 0:

@@ -83,7 +83,7 @@ class Trunk:
 
     @property
     def state_spec(self) -> StateSpec:
-        """What the context of one sequence holds."""
+        """State of the context of one sequence."""
         shape = self.mixer(0).config
         attention = AttentionSpec(
             layers=len(self.layers),
@@ -160,7 +160,7 @@ class Trunk:
 
 
 def _visible(view: View, start: int, rows: int) -> Sight:
-    """What rows of a block from `start` on see, of the context and each other."""
+    """Positions that rows of a block from `start` on see, of the context and each other."""
     end, window = start + rows - 1, view.window
     firsts, lasts = [], []
     for at in range(start, start + rows):

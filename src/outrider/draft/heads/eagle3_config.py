@@ -19,7 +19,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config:
-    """What an EAGLE-3 file says.
+    """The description that an EAGLE-3 file gives.
 
     layers: its decoder layers; `vocab_size` is the target's. layer_ids: as written, None for the
     default. outputs: ids are 0-based layer outputs; else boundaries (the input of layer i, which is
@@ -69,7 +69,7 @@ class Eagle3Config:
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes an EAGLE-3 drafter.
+    """True if a config.json describes an EAGLE-3 drafter.
 
     SafeAILab's own files say only that their vocabulary is reduced; block drafters may say so too.
     """

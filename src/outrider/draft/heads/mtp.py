@@ -24,7 +24,7 @@ from outrider.models.load import MTP_PREFIX, LoadOptions, build_layer
 from outrider.models.model_file import is_gguf, open_tensors
 
 READS_NORMED = True
-"""Whether the hidden state is read behind the target's final norm: docs/decisions/mtp-hidden.md."""
+"""True if the hidden state is read behind the target's final norm: docs/decisions/mtp-hidden.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def mtp_fault(config: ModelConfig, tensors: TensorSource) -> str | None:
 
 
 def holds_mtp(path: Path) -> bool:
-    """Whether the model at `path` has an MTP layer that `load_mtp` can read; reads headers only."""
+    """True if the model at `path` has an MTP layer that `load_mtp` can read; reads headers only."""
     config, opened = open_tensors(path)
     with opened as tensors:
         return mtp_fault(config, tensors) is None

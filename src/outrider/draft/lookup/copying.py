@@ -49,7 +49,7 @@ class Copyist:
         the token behind if the same stood before it twice."""
         self._before: dict[int, tuple[int, ...]] = {}
         self._swaps = False
-        """Whether the newest edit put as many tokens in the place of others."""
+        """True if the newest edit put as many tokens in the place of others."""
         self._resumed = self._edited = 0
         """How often copies went on at once, and edits were made again, less how often not."""
 
@@ -100,7 +100,7 @@ class Copyist:
         return copy
 
     def _plain(self, place: int, most: int) -> int:
-        """How many tokens from `place` on, `most` at most, no edit concerns."""
+        """Number of tokens from `place` on, `most` at most, that no edit concerns."""
         text, edits = self._text, self._edits
         most = min(most, len(text) - place)
         if edits and self._edited >= 0:
@@ -176,7 +176,7 @@ class Copyist:
 
 
 def _same(one: list[int], other: list[int]) -> int:
-    """How many tokens at the beginning are the same."""
+    """Length of the common beginning."""
     if one == other:
         return len(one)
     return next(

@@ -59,7 +59,7 @@ class Generations(Generic[IndexT]):
 
 
 class LookupDrafter(Generic[IndexT]):
-    """What drafters over an index of committed tokens share."""
+    """Common part of drafters over an index of committed tokens."""
 
     name = ""
     needs = Needs()

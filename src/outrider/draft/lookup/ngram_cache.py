@@ -47,7 +47,7 @@ class NgramSettings:
 
 @dataclass(slots=True)
 class Followers:
-    """What followed one context: counts per token, their sum and the most frequent token."""
+    """Tokens that followed one context: counts per token, their sum and the most frequent token."""
 
     counts: dict[int, int]
     total: int

@@ -13,7 +13,7 @@ LEAST = 0.001
 STEP = 2
 """Drafts at a time. More at a time brought 1 to 4 % fewer tokens for each round trip on code."""
 HITS, MISSES = 4, 1
-"""What is believed of a model before anything was seen."""
+"""Acceptance assumed of a model before anything was seen."""
 
 
 class Ahead:

@@ -54,7 +54,7 @@ class DraftRunner:
 
     @property
     def max_length(self) -> int:
-        """How many tokens the model can consume."""
+        """Number of tokens that the model can consume."""
         return self._decoder.max_length
 
     def follow(self, context: Context, steps: int) -> Tensor:
@@ -145,7 +145,7 @@ class DraftRunner:
             self._rollback_ms += (time.perf_counter() - began) * 1e3
 
     def _can_settle(self, end: int) -> bool:
-        """Whether the state can give up rows from the floor to `end` without a checkpoint."""
+        """True if the state can give up rows from the floor to `end` without a checkpoint."""
         rows = end - self._state.floor
         return rows <= 0 or self._state.rollback(rows) is not Rollback.CHECKPOINT
 

@@ -74,7 +74,7 @@ class DraftSync:
 
     @property
     def length(self) -> int:
-        """How many tokens the state has consumed."""
+        """Number of tokens that the state has consumed."""
         return len(self._consumed)
 
     @property
@@ -84,7 +84,7 @@ class DraftSync:
 
     @property
     def final(self) -> int:
-        """How many of them are known to be committed, so that no plan goes back below."""
+        """Number of them that are known to be committed, so that no plan goes back below."""
         return self._final
 
     def plan(self, context: Context, restorable: Restorable) -> Plan:
@@ -101,7 +101,7 @@ class DraftSync:
         return Reset(_rest(0, wanted)) if length is None else Trim(length, _rest(length, wanted))
 
     def holds(self, context: Context) -> bool:
-        """Whether exactly `context`, its last token included, was consumed."""
+        """True if exactly `context`, its last token included, was consumed."""
         self._check(context)
         return self.length == len(context) == self._common(context, self.length)
 

@@ -1,4 +1,4 @@
-"""What a draft model makes of the target's token ids: which it shares, and which it lacks.
+"""The target's token ids in a draft model: which it shares, and which it lacks.
 
 A target may know more tokens than its draft model, as a fine-tune that thinks does. They are never
 proposed. Where one stands in a text, the draft model's state consumes the row of another token in
