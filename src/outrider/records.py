@@ -19,7 +19,7 @@ class Draft:
     `probs` is set only if the tokens were sampled: a float tensor [num_tokens, vocab] holding the
     distribution that each token was truly drawn from. `confidence` is an estimate per token that
     it is accepted given that its predecessors were. `rollback_ms` is the part of its time that went
-    into bringing the drafter's own state back behind what was rejected.
+    into taking what was rejected back in the drafter's own state.
     """
 
     tokens: tuple[int, ...]
@@ -149,7 +149,7 @@ class Needs:
     """Requirements of a drafter on the target: the layers to tap.
 
     Layer i's output (0-based) is tap i; -1 is the embedding's output, and the number of layers is
-    the last layer's output behind the final norm, which is what the head reads.
+    the last layer's output after the final norm, which is what the head reads.
     """
 
     taps: tuple[int, ...] = field(default=())

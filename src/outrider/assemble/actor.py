@@ -43,7 +43,7 @@ class StageActor:
         return json.dumps({"hello": asdict(self._hello), "address": listener.getsockname()[:2]})
 
     def serve(self, host: str, port: int, seconds: float) -> str | None:
-        """Load, join the stages before and behind, who listens at `host`, and serve until those
+        """Load, join the stages before and after, who listens at `host`, and serve until those
         have gone. Returns what failed."""
         listener, ends, hello = self._listener, self._ends, self._hello
         with self._serving:

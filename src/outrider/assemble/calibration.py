@@ -88,8 +88,8 @@ def per_rows(run: Pass, widths: Sequence[int], seconds: float, clock: Clock) -> 
 
 @torch.inference_mode()
 def _per_block(model: BlockModel, drafts: int, seconds: float, clock: Clock) -> list[float]:
-    """Milliseconds of drafting 1, 2, ... `drafts` tokens behind two new features; 0 where the
-    drafter's length holds no block behind them, as it never drafts then."""
+    """Milliseconds of drafting 1, 2, ... `drafts` tokens after two new features; 0 where the
+    drafter's length holds no block after them, as it never drafts then."""
     most, trunk = min(drafts, model.layout.max_drafts), model.trunk
     context, chooser = BlockContext(trunk), GreedyChooser(vocab_size=model.vocab_size)
     known = min(CONTEXT, trunk.max_length - model.layout.block_size - 2)

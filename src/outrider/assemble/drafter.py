@@ -45,7 +45,7 @@ SHORTEST = 2
 """Tokens that a draft model must at least take in: a prompt's and the target's first answer."""
 CHAINED_MIN_MATCH = 3
 """A short match ahead of a draft model would keep the better drafter from being asked. Where a
-controller weighs each draft against what the model behind it promises, any match may be offered."""
+controller weighs each draft against what the model after it promises, any match may be offered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 class Beside:
     """As `Pipeline` has them: ms of a window beyond the passes and of each draft in it, how much
     longer passes take while all stages are busy, and ms that each void window takes from the first
-    one behind it."""
+    one after it."""
 
     window_ms: float = 0.0
     draft_ms: float = 0.0

@@ -11,7 +11,7 @@ from outrider.stage.worker import run
 def main(text: str, *sockets: str) -> int:
     """Load the layers and run until the coordinator has gone; returns the exit status.
 
-    `sockets` are the numbers of those that it inherited: from the side before, to the one behind.
+    `sockets` are the numbers of those that it inherited: from the side before, to the one after.
     """
     setup = StageSetup.from_json(text)
     ends = [socket.socket(fileno=int(number)) for number in sockets]

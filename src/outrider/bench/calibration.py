@@ -79,10 +79,10 @@ def calibrate(
     seed: int,
     drafting: Drafting,
 ) -> Readings:
-    """Measure passes of each number of `rows` about the middle of each passage's output, behind
+    """Measure passes of each number of `rows` about the middle of each passage's output, after
     rounds that keep n rows as often as `kept[n]` says.
 
-    Each but plain steps hands over hidden states as the drafter needs them, and is behind what
+    Each but plain steps hands over hidden states as the drafter needs them, and is after what
     `drafting` gives to call for a passage, a proposal: it evicts the target's weights from the
     processor's caches.
     """
@@ -113,7 +113,7 @@ def _measure(
     keep: int,
     into: Readings,
 ) -> None:
-    """A plain step, and a pass of `rows` rows behind a round that keeps `keep`."""
+    """A plain step, and a pass of `rows` rows after a round that keeps `keep`."""
     for _ in range(LEAD):
         stepping.walk(1)
     step = stepping.walk(1).verify_ms
@@ -129,7 +129,7 @@ def _measure(
 
 
 def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """The hidden states behind the layers `taps` for all `tokens` [tokens, taps x hidden]."""
+    """The hidden states after the layers `taps` for all `tokens` [tokens, taps x hidden]."""
     stage.open(READING, GREEDY, len(tokens), taps)
     rows: list[Tensor] = []
     for start in range(0, len(tokens), PREFILL_ROWS):
@@ -161,7 +161,7 @@ def passes_beside(
 
 
 class _Place:
-    """A session of a stage somewhere behind `origin`, on a passage's text."""
+    """A session of a stage somewhere after `origin`, on a passage's text."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ def _scale(leg: Leg, drafts: int) -> float:
 
 @dataclass(slots=True)
 class Knowing:
-    """A drafter that reads up to `most` tokens on in a passage, behind a `draft` in vain; of them
+    """A drafter that reads up to `most` tokens on in a passage, after a `draft` in vain; of them
     one more is right each time, or none."""
 
     passage: Passage

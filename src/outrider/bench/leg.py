@@ -49,7 +49,7 @@ class Leg:
     """The result of one decoding.
 
     The prompt is not timed: the clock starts when the first tokens arrive, and `ms` is for the
-    tokens behind them. `marks[i]` is (tokens so far, ms since then) after each arrival.
+    tokens after them. `marks[i]` is (tokens so far, ms since then) after each arrival.
     """
 
     kind: str
@@ -104,7 +104,7 @@ def since_first(arrivals: Sequence[tuple[int, float]]) -> tuple[tuple[int, float
 def natural_length(engine: Generates, prompt: Sequence[int], limit: int) -> int:
     """Tokens until the model ends by itself, the end token included; at most `limit`.
 
-    Text behind an end token is no text that anyone asked for, and often repeats itself.
+    Text after an end token is no text that anyone asked for, and often repeats itself.
     """
     generation = engine.generate(prompt, sampling=GREEDY, max_tokens=limit, method="off")
     return sum(len(piece.tokens) for piece in generation)

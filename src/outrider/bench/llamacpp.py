@@ -66,7 +66,7 @@ class LlamaCppPeer:
         self._server: tuple[Connection, ServerPeer] | None = None
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
-        """Decode `count` tokens behind the prompt; raises Refusal where the server cannot."""
+        """Decode `count` tokens after the prompt; raises Refusal where the server cannot."""
         if self._server is None:
             self._server = self._start()
         return self._server[1].run(prompt, count, clock)

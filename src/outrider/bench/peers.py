@@ -42,7 +42,7 @@ Variant = dict[str, Any]
 
 
 def make(name: str, target: PeerTarget) -> list[Peer]:
-    """The peers behind a name of `--peer`; raises ConfigError for an unknown one."""
+    """The peers that a name of `--peer` stands for; raises ConfigError for an unknown one."""
     if name == "transformers":
         return _transformers(target)
     if name.startswith(("http://", "https://")):
@@ -116,7 +116,7 @@ class PlainPeer:
         self._engine = engine
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
-        """Decode `count` tokens behind the prompt."""
+        """Decode `count` tokens after the prompt."""
         return replace(run_leg(self._engine, prompt, count, PLAIN, clock), kind=self.name)
 
 
@@ -141,7 +141,7 @@ class TransformersPeer:
         self._variant = variant
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
-        """Decode `count` tokens behind the prompt."""
+        """Decode `count` tokens after the prompt."""
         import torch
 
         arrivals: list[tuple[int, float]] = []

@@ -133,7 +133,7 @@ class _Walker:
         drafter.observe(Commit(position=0, tokens=tuple(self._tokens), features=rows))
 
     def _rows(self, first: int, end: int) -> Tensor | None:
-        """The hidden states that became final with the tokens behind them."""
+        """The hidden states that became final with the tokens after them."""
         return None if self._features is None else self._features[first:end]
 
     def propose(self) -> Draft | None:
@@ -142,7 +142,7 @@ class _Walker:
         return self.drafter.propose(Context(self._tokens), wanted) if wanted > 0 else None
 
     def advance(self, into: Walk, clock: Clock, run_pass: RunPass | None) -> None:
-        """One round: propose, judge by the text, commit; timed behind `run_pass` where given."""
+        """One round: propose, judge by the text, commit; timed after `run_pass` where given."""
         place = len(self._tokens)
         if place >= len(self._text):
             return

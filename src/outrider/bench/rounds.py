@@ -65,7 +65,7 @@ class Case:
 
 
 def cut_to_natural(engine: Generates, cases: Sequence[Case], tools: Tools) -> list[Case]:
-    """Let no case run behind the model's own end; leave out those that end at once."""
+    """Let no case run past the model's own end; leave out those that end at once."""
     for done, case in enumerate(cases):
         tools.progress("finding where outputs end", done, len(cases))
         case.count = natural_length(engine, case.prompt, case.count)

@@ -80,7 +80,7 @@ class Calibrated:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """Everything that a run found; where a gate failed, the parts behind it are empty."""
+    """Everything that a run found; where a gate failed, the parts after it are empty."""
 
     workload: Workload
     settings: Settings

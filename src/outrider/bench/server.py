@@ -24,7 +24,7 @@ class ServerPeer:
         self.url = url
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
-        """Decode `count` tokens behind the prompt; raises Refusal with the server's words."""
+        """Decode `count` tokens after the prompt; raises Refusal with the server's words."""
         body = {
             "prompt": list(prompt),
             "max_tokens": count,

@@ -49,7 +49,7 @@ def read_messages(file: Path) -> Messages:
 
 
 def conversation(system: str | None, messages: Messages, user: str | None) -> Messages:
-    """Messages with the system text before and the user's text behind them, where given."""
+    """Messages with the system text before and the user's text after them, where given."""
     first = [{"role": "system", "content": system}] if system is not None else []
     last = [{"role": "user", "content": user}] if user is not None else []
     return [*first, *messages, *last]

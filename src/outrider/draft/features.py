@@ -33,7 +33,7 @@ class Backlog:
 
     @property
     def end(self) -> int:
-        """Position behind the last row."""
+        """Position after the last row."""
         return self.start + len(self.tokens)
 
     def copy(self) -> "Backlog":

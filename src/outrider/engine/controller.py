@@ -110,7 +110,7 @@ class Controller:
     def keep(self, draft: Draft) -> Draft | None:
         """The part of a draft that is worth verifying, None for nothing of it.
 
-        None also where a source behind it in a chain promises more. Sampled drafts stay whole:
+        None also where a source after it in a chain promises more. Sampled drafts stay whole:
         choosing by what was drawn would bend the distribution.
         """
         self._offered = draft

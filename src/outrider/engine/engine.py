@@ -465,7 +465,7 @@ class Engine:
 
     def _close_on_stage(self, number: int) -> None:
         """Close a session there; where that fails, it is tried again at once, and once more with
-        the next one, so that no state is left behind."""
+        the next one, so that no state is left over."""
         again, self._to_close = self._to_close, []
         for one in again:
             self._quietly(partial(self.stage.close, one))

@@ -3,7 +3,7 @@
 An epoch is one optimistic branch. Its first window holds the pending token and drafts, later ones
 drafts only, each starting where the last one ended. A window's reply carries the target's token
 after every row, so a draft is accepted when it equals the reply of the row before it. The token
-behind a window's last row, the boundary, judges the first draft of what depends on it (the next
+after a window's last row, the boundary, judges the first draft of what depends on it (the next
 window, or drafts still queued); where nothing does, it is a bonus. A mismatch commits the agreeing
 prefix and the correction, voids the rest of the epoch and starts the next one at once: no
 acknowledgement is awaited, because a window's `start` tells the stage where to settle.
@@ -40,7 +40,7 @@ class Verdict:
 
     tokens: newly committed ones, drafts first. accepted: how many of them were drafts. verified:
     drafts that this window held. closes: the last token is the target's own and ends the epoch.
-    rejected: a draft, of this window or the first behind it, was found wrong.
+    rejected: a draft, of this window or the first after it, was found wrong.
     voided: windows in flight that became stale. stale: the reply belonged to an earlier epoch.
     """
 
@@ -71,7 +71,7 @@ class Ledger:
     _flights: deque[Issued] = field(default_factory=deque)
     _queue: list[int] = field(default_factory=list)
     _sources: list[str] = field(default_factory=list)  # of what is queued
-    _end: int | None = None  # position behind the newest live row; None: the epoch has not begun
+    _end: int | None = None  # position after the newest live row; None: the epoch has not begun
 
     @property
     def begun(self) -> bool:
@@ -80,7 +80,7 @@ class Ledger:
 
     @property
     def runs_ahead(self) -> bool:
-        """True if a window may be issued behind one in flight."""
+        """True if a window may be issued after one in flight."""
         return self.depth > 1 or self.runahead is not None
 
     @property
@@ -171,7 +171,7 @@ class Ledger:
         accepted = _agreeing(window, replied)
         drafts = window.drafts
         follower = self._follower()
-        # The token behind the last kept row; with everything kept it is the boundary.
+        # The token after the last kept row; with everything kept it is the boundary.
         own = replied[accepted if window.opens_epoch else accepted - 1]
         whole = accepted == len(drafts)
         if whole and follower is not None and own == follower:

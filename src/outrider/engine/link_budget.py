@@ -1,6 +1,6 @@
 """Rows of a window and windows in flight, chosen epoch by epoch over links. Pure.
 
-A window behind another is worth something only if the one before is accepted as a whole, so depth
+A window after another is worth something only if the one before is accepted as a whole, so depth
 pays on copied text and wide windows pay on novel text. What windows and links cost is learned from
 the answers, and so is the acceptance; `outrider.engine.pipeline` says what follows from them.
 """

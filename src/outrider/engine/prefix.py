@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 class Prefix:
     """`tokens` consumed by the state that the stage keeps under `key`, and what the drafter knew.
 
-    `size` is in bytes, for all of it; `follows` is the token behind, which a drafter that reads
+    `size` is in bytes, for all of it; `follows` is the token after, which a drafter that reads
     hidden states has already seen beside the last of them.
     """
 

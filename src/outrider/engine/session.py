@@ -133,7 +133,7 @@ class Session:
 
 
 def next_prefill(session: Session, rows: int = PREFILL_ROWS) -> Window:
-    """The next piece of the prompt; the target's token is wanted behind the last one.
+    """The next piece of the prompt; the target's token is wanted after the last one.
 
     Pieces end on the grid, at the place to keep, and have `rows` rows at most, a multiple of it.
     """

@@ -226,7 +226,7 @@ def _place(cursor: _Cursor, raw: list[_Raw], start: int, align: int) -> dict[str
             raise CheckpointError(_wrong_span(cursor.path, entry.name, start + entry.offset, at))
         tensors[entry.name] = placed = _tensor(cursor, entry, at)
         at = _up(at + placed.num_bytes, align)
-    if cursor.size > at:  # less by padding behind the last tensor, which may be left out
+    if cursor.size > at:  # less by padding after the last tensor, which may be left out
         raise CheckpointError(_wrong_span(cursor.path, "the end", cursor.size, at))
     return tensors
 

@@ -14,7 +14,7 @@ copied or recomputed. All products have the fixed width of a chunk, and unwritte
 entries get weight exactly zero, so a row has the same bits in every window that contains it.
 
 Shapes: n rows, K key heads, r value heads for each, V = K r, A key width, D value width, C chunk
-length, M = 2n padded. Where N whole chunks are weighed together, their heads stand one behind
+length, M = 2n padded. Where N whole chunks are weighed together, their heads stand one after
 another as N K and N V heads. Everything is fp32.
 """
 

@@ -2,7 +2,7 @@
 
 The rule is that of `outrider.kernels.delta`. Since rows run in turn, a row solves for its own
 correction d at once: `wanted` holds d instead of w, `decays` the decay summed up since the base,
-and the inverse is not needed. Entries of the log at and behind a row are never read.
+and the inverse is not needed. Entries of the log at and after a row are never read.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def _convolve(mixed, columns, origin, start, weight, first, last):
 
 @inner
 def _fold(old, corrections, keys, decays, new, first_key, last_key):
-    """new [K, A, r D] = the base behind a full chunk that began with old, of some key heads."""
+    """new [K, A, r D] = the base after a full chunk that began with old, of some key heads."""
     heads, chunk, width = corrections.shape
     group, lags = heads // len(keys), np.empty(chunk, np.float32)
     for head in range(first_key * group, last_key * group):

@@ -2,8 +2,8 @@
 
 On the CPU a weight is packed once for oneDNN (the pieces that torch's own compiler uses when it
 freezes a model): eight rows then cost about 1.5 of one, where MKL doubles its cost at two rows.
-The operators have underscore names, so they are found by feature detection and `F.linear` stands
-behind them. docs/decisions/row-invariance.md has the measurements.
+The operators have underscore names, so they are found by feature detection and `F.linear` is their
+fallback. docs/decisions/row-invariance.md has the measurements.
 """
 
 from collections.abc import Callable

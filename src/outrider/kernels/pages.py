@@ -19,7 +19,7 @@ LINE = 64
 
 
 class Pages:
-    """Arrays one behind the other in pieces of memory that live as long as an array in them. Models
+    """Arrays one after the other in pieces of memory that live as long as an array in them. Models
     may be loaded in several threads."""
 
     def __init__(self) -> None:

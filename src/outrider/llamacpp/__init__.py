@@ -1,1 +1,1 @@
-"""Models that llama.cpp runs: GGUF files behind the same passes and states as our own decoder."""
+"""Models that llama.cpp runs: GGUF files under the same passes and states as our own decoder."""

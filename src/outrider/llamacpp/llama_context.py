@@ -84,7 +84,7 @@ class LlamaContext:
         self._views: dict[int, tuple[Tensor, Any]] = {}
         self._place = 0
         self.snapshots = int(self._call.llama_n_rs_seq(self.handle))
-        """States that it keeps behind the newest; 0 where its layers or the settings have none."""
+        """States that it keeps after the newest; 0 where its layers or the settings have none."""
 
     def _parameters(self, settings: ContextSettings) -> object:
         wanted = self._call.llama_context_default_params()
@@ -113,7 +113,7 @@ class LlamaContext:
         self._free.append(sequence)
 
     def end(self, sequence: int) -> int:
-        """The position behind its newest row."""
+        """The position after its newest row."""
         return int(self._call.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def clear(self, sequence: int) -> None:
@@ -177,7 +177,7 @@ class LlamaContext:
     def likeliest(self, logits: Tensor) -> list[int] | None:
         """The likeliest token of each row that `run` gave, as `ops.likeliest` has it.
 
-        A pass leaves the caches to its weights: a call of torch takes 60 microseconds behind it.
+        A pass leaves the caches to its weights: a call of torch takes 60 microseconds after it.
         """
         tensor, values = self._newest
         return likeliest_of(values) if tensor is logits else likeliest(logits)

@@ -13,7 +13,7 @@ from outrider.state.spec import Policy
 
 
 class LlamaModel:
-    """A `Model` whose hidden states behind the last layer are logits, of the wanted rows alone."""
+    """A `Model` whose hidden states after the last layer are logits, of the wanted rows alone."""
 
     exact = False
     """Its kernels depend on the number of rows."""

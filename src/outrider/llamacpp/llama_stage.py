@@ -11,7 +11,7 @@ from outrider.state.spec import Policy
 
 class LlamaStage(LocalStage):
     """A `LocalStage` that hands token ids over as they are, takes the logits that come back, and
-    picks greedily without torch: behind a pass each call of it is a hundredth of a small model's
+    picks greedily without torch: after a pass each call of it is a hundredth of a small model's
     step, or several."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """Which rows a recurrent sequence of llama.cpp can take back. Pure.
 
-A context made for `n_rs_seq` snapshots writes, in a pass of T rows, the states behind the last
+A context made for `n_rs_seq` snapshots writes, in a pass of T rows, the states after the last
 min(T, 1 + n_rs_seq) of them; older ones stay where they are, of other rows, and would be read
 without a word. So at most T - 1 rows can be taken back, and not twice: a removal moves the end,
 from which the library counts, while the snapshots stay.
@@ -17,7 +17,7 @@ class Snapshots:
     rows: int = 0
 
     def reaches(self, lost: int, rows: int) -> bool:
-        """Whether, behind a pass of `rows` rows, the last `lost` of them could be taken back."""
+        """True if, after a pass of `rows` rows, the last `lost` of them could be taken back."""
         return lost <= self._written(rows)
 
     def ran(self, rows: int) -> None:

@@ -83,7 +83,7 @@ class AttentionLayer:
         return fold_norm(matrix, norm), self._in_order(query, key, value, scale)
 
     def _in_order(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Join rows of the projections; gates are stored per head, behind the head's query."""
+        """Join rows of the projections; gates are stored per head, after the head's query."""
         config = self.config
         per_head = query.view(config.heads, -1, config.width, *query.shape[1:])
         heads = torch.cat([per_head[:, 0] * scale, key.view(-1, *per_head.shape[2:])])

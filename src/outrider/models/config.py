@@ -38,7 +38,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaConfig:
-    """Gated delta net (Yang et al. 2024) behind a short causal convolution."""
+    """Gated delta net (Yang et al. 2024) after a short causal convolution."""
 
     key_heads: int
     value_heads: int

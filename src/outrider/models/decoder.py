@@ -48,7 +48,7 @@ class Mlp:
 class DecoderLayer:
     """Pre-norm residual layer: mixer over the sequence, then the feed-forward network.
 
-    The norms' weights are part of the matrices behind them; `eps` is from `length_eps`.
+    The norms' weights are part of the matrices after them; `eps` is from `length_eps`.
     """
 
     mixer: AttentionLayer | DeltaLayer
@@ -104,7 +104,7 @@ class Decoder:
 
     @property
     def taps(self) -> range:
-        """The tail has one more than its layers: the state behind the final norm."""
+        """The tail has one more than its layers: the state after the final norm."""
         first = self.first or EMBEDDING_TAP
         return range(first, self.first + len(self.layers) + self.is_tail)
 
@@ -130,7 +130,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor | None]:
         """Run rows [N, hidden] of `spans`, in order, through these layers; advance the states.
 
-        Returns the hidden states [N, hidden] behind the last layer and, where `taps` names layers
+        Returns the hidden states [N, hidden] after the last layer and, where `taps` names layers
         (see `records.Needs`), their states side by side [N, taps * hidden].
         """
         plan = plan_pass(spans, self.tables, hidden)
@@ -144,7 +144,7 @@ class Decoder:
         return hidden, torch.cat([kept[tap] for tap in taps], -1) if taps else None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, hidden] behind the last layer to fp32 logits [R, vocab]."""
+        """Hidden states [R, hidden] after the last layer to fp32 logits [R, vocab]."""
         assert self.norm is not None
         assert self.head is not None
         return self.head(self.norm(hidden)).float()

@@ -21,7 +21,7 @@ class DeltaLayer:
     """Mixes rows of one recurrent layer, the `index`-th of its kind in its states.
 
     Folded into weights at load: the weight `norm` of the norm before the projection, that of the
-    norm behind the recurrence (into `out`), the shift of the decay, and minus signs of exponents.
+    norm after the recurrence (into `out`), the shift of the decay, and minus signs of exponents.
     So the convolution yields keys, queries and values negated; the recurrence then yields negated
     outputs, and the negated gate takes their sign back.
     """
@@ -38,7 +38,7 @@ class DeltaLayer:
         self.config, self.index = config, index
         self.key_size = config.key_heads * config.key_width
         self.value_size = config.value_heads * config.value_width
-        # Queries stay unscaled: the norm behind the outputs divides any factor out again, except
+        # Queries stay unscaled: the norm after the outputs divides any factor out again, except
         # in its epsilon, which takes the factor's square (queries would carry key_width ** -0.5).
         self.eps = length_eps(eps * config.key_width, config.value_width).to(norm.device)
         self.project = kernels.make_linear(*self._projection(norm, weights), use="memory")

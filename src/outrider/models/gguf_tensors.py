@@ -121,7 +121,7 @@ def _check_heads(file: GgufFile, config: ModelConfig) -> None:
 
 
 def _other(name: str, config: ModelConfig) -> str:
-    """Layers behind the last are the MTP part, which the loader knows by its prefix."""
+    """Layers after the last are the MTP part, which the loader knows by its prefix."""
     block, _, rest = name.removeprefix("blk.").partition(".")
     if config.mtp_layers and block.isdigit() and int(block) >= config.num_layers:
         return f"mtp.{block}.{rest}"

@@ -41,7 +41,7 @@ def _sample(decoder: Decoder) -> Decoder:
 
 
 def _hidden(decoder: Decoder, rows: int, seed: torch.Generator) -> Tensor:
-    """Embeddings of random tokens or, for layers that stand behind others, random rows."""
+    """Embeddings of random tokens or, for layers that stand after others, random rows."""
     if decoder.embedding is None:
         return torch.randn(rows, decoder.config.hidden_size, generator=seed).to(
             decoder.device, decoder.dtype

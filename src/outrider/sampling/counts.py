@@ -15,7 +15,7 @@ class TokenCounts:
     """Counts over a growing token list that can be cut back to any shorter length.
 
     Keeps two float32 tables [vocab] (exact below 2**24 tokens), one over all tokens and one over
-    the generated ones, i.e. those at `prompt_len` and behind. Pushing or dropping a token costs
+    the generated ones, i.e. those at `prompt_len` and after. Pushing or dropping a token costs
     two writes; the tables are made at the first `tables` call.
     """
 
@@ -33,7 +33,7 @@ class TokenCounts:
         self._tokens.extend(tokens)
 
     def cut(self, length: int) -> None:
-        """Forget the tokens at `length` and behind; raise StateError if there are fewer."""
+        """Forget the tokens at `length` and after; raise StateError if there are fewer."""
         if not 0 <= length <= len(self._tokens):
             raise StateError(
                 f"the token counts hold {len(self._tokens)} tokens and cannot be cut to {length}: "

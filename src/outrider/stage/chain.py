@@ -1,4 +1,4 @@
-"""Layer ranges in this process, one behind the other, with links between them.
+"""Layer ranges in this process, one after the other, with links between them.
 
 The first of several parts stands beside the coordinator; a link leads to each later one, and one
 from the last part straight back. A single part has a link there and back. Parts run when `poll` or

@@ -77,7 +77,7 @@ class ProcessWorkers:
         return None
 
     def stop(self) -> None:
-        """Let the processes end by themselves, one behind the other."""
+        """Let the processes end by themselves, one after the other."""
         for number, process in enumerate(self.processes):
             if _stopped(process):
                 self._hung = number

@@ -44,7 +44,7 @@ class Replay:
         self.first = max(first, self.first)
 
     def cut(self, length: int) -> None:
-        """Forget what lies behind `length`; a state that stands there needs no checkpoint of it."""
+        """Forget what lies after `length`; a state that stands there needs no checkpoint of it."""
         while self.checkpoints and self.checkpoints[-1].length >= length:
             self.checkpoints.pop()
         del self.rows[max(length - self.first, 0) :]
@@ -71,7 +71,7 @@ class Slot:
     fault: Exception | None = None
 
     def add(self, frame: Frame) -> None:
-        """Queue a frame; StageError for a window that came behind a later one.
+        """Queue a frame; StageError for a window that came after a later one.
 
         Windows of the prompt share one number below 0.
         """
@@ -154,7 +154,7 @@ class Slot:
         by the state itself. `cover` went before."""
         state, replay = self.state, self.replay
         if window.end <= window.floor:
-            replay.restart(window.end)  # final rows: no settle goes back behind them
+            replay.restart(window.end)  # final rows: no settle goes back after them
             return False
         revocable = not self._needs_checkpoint(window)
         if not revocable:

@@ -1,7 +1,7 @@
 """Messages between the processes of a chain, as bytes: typed, bounded, without pickle.
 
 A message is three little-endian numbers (bytes of header, bytes of payload as u32, time of sending
-as f64 seconds), a header in JSON, and tensors as raw bytes, one behind the other. Every field is
+as f64 seconds), a header in JSON, and tensors as raw bytes, one after the other. Every field is
 checked where a message arrives. Errors travel as text and arrive as StageErrors.
 """
 

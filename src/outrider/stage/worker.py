@@ -111,7 +111,7 @@ def run(
 ) -> str | None:
     """Load a stage, say so, and serve until the side before has gone.
 
-    Returns, and tells the side behind, what failed here; None where it is that one which has gone.
+    Returns, and tells the side after, what failed here; None where it is that one which has gone.
     """
     try:
         part = load()

@@ -35,7 +35,7 @@ class Columns:
         self.origin = start - kept if kept + rows <= size else end - size
 
     def extend(self, layer: int, start: int, new: Tensor) -> Tensor:
-        """Store inputs [n, channels] of positions start..; return them behind those before.
+        """Store inputs [n, channels] of positions start..; return them after those before.
 
         The result [taps - 1 + n, channels] is contiguous and valid until the next pass.
         """

@@ -2,7 +2,7 @@
 
 A state is an argument of a model pass, never a part of a model. `length` is the number of tokens
 consumed. A pass advances it; `settle` takes it back to what was kept. The one length serves all
-layers: no layer can be left behind.
+layers: no layer can lag.
 """
 
 from dataclasses import dataclass

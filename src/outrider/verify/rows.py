@@ -36,7 +36,7 @@ Pick = Callable[[Rows, SamplingParams, Key, TokenCounts | None], list[int]]
 """Returns the target's token after each row, equal to the row's draft exactly if that is accepted.
 
 `counts`, needed with penalties only, stand before the first row's input; a verifier pushes each
-row's input before it looks at the row, so they end behind the last one. Rows behind the first
+row's input before it looks at the row, so they end after the last one. Rows after the first
 mismatch saw a token that never happened: what is returned for them is of no meaning.
 """
 

@@ -53,7 +53,7 @@ class Tail:
         """Return the target's token after each wanted row of `window`.
 
         `logits` [window.wanted, vocab]: the rows wanted, i.e. the window's last ones. Windows may
-        start anywhere up to the end of the history known so far: what lies behind the start is
+        start anywhere up to the end of the history known so far: what lies after the start is
         forgotten first. Prefill windows need not be shown if the history held the prompt.
         `largest`: the likeliest token of each row, where that was found for many sessions at once.
         Raises StageError if the rows do not fit the window, StateError if tokens are missing.
@@ -80,7 +80,7 @@ class Tail:
         return Picked(tokens=tuple(tokens), logprobs=self._logprobs(logits, tokens))
 
     def cut(self, length: int) -> None:
-        """Forget the tokens at `length` and behind, as when a state settles there."""
+        """Forget the tokens at `length` and after, as when a state settles there."""
         if self._counts is not None:
             self._counts.cut(length)
 

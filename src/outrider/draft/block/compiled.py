@@ -28,7 +28,7 @@ class CompiledTrunk:
     context: tuple[Any, ...]
 
     def run(self, x: Tensor, wanted: int, start: int, kept: Tensor, seen: Tensor) -> Tensor:
-        """Normed outputs of the first `wanted` rows x [n, hidden] behind `start` context rows.
+        """Normed outputs of the first `wanted` rows x [n, hidden] after `start` context rows.
 
         They replace the rows. seen [layers, 2, n]: first and last position that each row sees.
         """
@@ -86,7 +86,7 @@ class GreedyRows:
     def choose(
         self, logits: Tensor, hidden: Tensor, token: int, least: float
     ) -> list[tuple[int, float]]:
-        """Tokens and confidence of rows [n, draft vocab] with normed `hidden` behind `token`.
+        """Tokens and confidence of rows [n, draft vocab] with normed `hidden` after `token`.
 
         hidden [n or n + 1, H]: with the row that comes before those that predict, if there is one.
         The token is -1 in the first row with less than `least`, or with what is no number, and what

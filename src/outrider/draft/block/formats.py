@@ -44,7 +44,7 @@ class View:
     """Positions that a layer's rows see.
 
     `window` positions of context and block at most, counted back from each row, or from the
-    anchor in speculators' files; `causal` rows do not see the rows behind them.
+    anchor in speculators' files; `causal` rows do not see the rows after them.
     """
 
     window: int | None = None
@@ -228,7 +228,7 @@ def _taps(raw: Json, draft_layers: int, layers: int | None) -> tuple[int, ...]:
     """Tapped layers as `records.Needs` counts them.
 
     All packagings mean entries of transformers' `hidden_states`, which starts with the embedding
-    and ends behind the final norm: speculators their index, the others the index less one.
+    and ends after the final norm: speculators their index, the others the index less one.
     """
     index = raw.get("aux_hidden_state_layer_ids")
     found = [tap - 1 for tap in index] if index is not None else _value(raw, "target_layer_ids")

@@ -36,7 +36,7 @@ class MarkovHead:
         return self.bias(anchor, unread, state)[1] if self.kind == "rnn" and len(unread) else state
 
     def bias(self, token: int, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Bias [1, draft vocab] of a row with normed `hidden` [1, H] behind `token`, next state."""
+        """Bias [1, draft vocab] of a row with normed `hidden` [1, H] after `token`, next state."""
         code = self.code[token : token + 1]
         if self.mix is None:
             return self.out(code), state
@@ -65,7 +65,7 @@ class ConfidenceHead:
         return values
 
     def value(self, row: float, token: int) -> float:
-        """The confidence of a row with part `row` behind `token`, in (0, 1)."""
+        """The confidence of a row with part `row` after `token`, in (0, 1)."""
         total = row + (float(self.by_token[token]) if self.by_token is not None else 0.0)
         return 1.0 / (1.0 + math.exp(-total)) if total > -700.0 else 0.0
 

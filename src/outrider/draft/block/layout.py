@@ -29,7 +29,7 @@ class Fact(Generic[T]):
 class BlockLayout:
     """Rows of a block and what they mean.
 
-    A block is the newest token, the anchor, and masks behind it. With `sample_from_anchor` row k
+    A block is the newest token, the anchor, and masks after it. With `sample_from_anchor` row k
     predicts the (k + 1)-th token after the anchor, else row k the k-th and row 0 nothing. `taps`
     count as `records.Needs` does. `rank` is that of the Markov head, `log_snr` the least and
     the largest value of the conditioning.

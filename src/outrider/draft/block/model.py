@@ -52,7 +52,7 @@ class BlockModel:
     def draft(
         self, context: BlockContext, anchor: int, count: int, chooser: Chooser, least: float
     ) -> list[Choice]:
-        """Up to `count` tokens behind `anchor`, which stands right behind the context.
+        """Up to `count` tokens after `anchor`, which stands right after the context.
 
         A draft ends where `chooser` ends it, or where the confidence head says less than `least`:
         it has seen the tokens before a row and never the row's own.

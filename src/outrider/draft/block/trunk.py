@@ -1,7 +1,7 @@
 """The network of a block drafter: rows of a block over the target's features and each other.
 
 DFlash (arXiv 2602.06036). Context rows have no queries of their own: every layer turns the same
-projected features into keys and values, once, when they come. Block rows write theirs behind the
+projected features into keys and values, once, when they come. Block rows write theirs after the
 context, where the next block overwrites them.
 """
 
@@ -62,7 +62,7 @@ class Trunk:
 
     read: tapped features to hidden size. keep: their unit rows to keys and values of all layers at
     once, heads of all layers' keys first; `key_norm` [layers * heads, width]. turns: cos and signed
-    sin [2, max_length, width]. norm: behind the last layer. eps: of every row's length. compiled:
+    sin [2, max_length, width]. norm: after the last layer. eps: of every row's length. compiled:
     the same in one call for a pass, where there is that.
     """
 
@@ -109,7 +109,7 @@ class Trunk:
         context.length += rows
 
     def run(self, x: Tensor, context: BlockContext, wanted: int) -> Tensor:
-        """Rows of a block, embedded [n, hidden], behind the context; normed outputs of the first
+        """Rows of a block, embedded [n, hidden], after the context; normed outputs of the first
         `wanted` ones. Takes the rows themselves for scratch.
         """
         start, rows = context.length, len(x)

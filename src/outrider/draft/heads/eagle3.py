@@ -43,7 +43,7 @@ class FeatureProjection:
 class FirstLayer:
     """Takes embedding and feature [N, 2 x hidden], gives [N, hidden].
 
-    `norm`: the feature's, where the residual stream begins behind it.
+    `norm`: the feature's, where the residual stream begins after it.
     """
 
     mixer: AttentionLayer

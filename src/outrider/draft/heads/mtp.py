@@ -24,7 +24,7 @@ from outrider.models.load import MTP_PREFIX, LoadOptions, build_layer
 from outrider.models.model_file import is_gguf, open_tensors
 
 READS_NORMED = True
-"""True if the hidden state is read behind the target's final norm: docs/decisions/mtp-hidden.md."""
+"""True if the hidden state is read after the target's final norm: docs/decisions/mtp-hidden.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Goes on with a copy behind an edit, and makes the same edit again.
+"""Goes on with a copy after an edit, and makes the same edit again.
 
 Whoever repeats a text with changes leaves the match that a suffix drafter reads from at each of
 them, and what follows a change matches next to nothing at first. So the place that the copy was
 read from is kept: tokens that differ stand instead of some of those at that place, and where a
-token there comes up again, the copy goes on behind it. What stood instead of what is remembered and
+token there comes up again, the copy goes on after it. What stood instead of what is remembered and
 expected the next time, so a name that was replaced once is replaced from then on.
 
 All of it is guessing in favour of short edits. Where such guesses fail more often than they hold in
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 REACH = 6
-"""Tokens behind the place at which a copy may go on."""
+"""Tokens after the place at which a copy may go on."""
 LASTING, FADED, SHARE = 8, 8, 4
 """A copy of fewer tokens ends where it differs. Of others a share counts from then on, at most so
 many, and a longer match elsewhere takes over."""
@@ -41,12 +41,12 @@ class Copyist:
 
     def __init__(self) -> None:
         self._text: list[int] = []
-        """The committed tokens and what was drafted behind them."""
+        """The committed tokens and what was drafted after them."""
         self._committed = 0
         self._copy = Copy(0, 0)
         self._edits: dict[int, Edit] = {}
         """By the first old token. Where there is none, by the complement of the token before; by
-        the token behind if the same stood before it twice."""
+        the token after if the same stood before it twice."""
         self._before: dict[int, tuple[int, ...]] = {}
         self._swaps = False
         """True if the newest edit put as many tokens in the place of others."""
@@ -60,7 +60,7 @@ class Copyist:
         self._copy = _better(self._follow(self._copy, seen, learn=True), matched, end)
 
     def ahead(self, suffix: Sequence[int], matched: int, end: int) -> Copy:
-        """The copy behind `suffix`, whose last `matched` tokens stand before `end`, too."""
+        """The copy after `suffix`, whose last `matched` tokens stand before `end`, too."""
         self._text += suffix
         copy = _better(self._follow(self._copy, self._committed), matched, end)
         if copy.instead and matched and self._resumed < 0 and not self._edit(copy, len(self._text)):
@@ -83,7 +83,7 @@ class Copyist:
         return tuple(text[-count:])
 
     def _follow(self, copy: Copy, start: int, *, learn: bool = False) -> Copy:
-        """The copy behind the text's tokens from `start` on."""
+        """The copy after the text's tokens from `start` on."""
         text = self._text
         while copy.run and start < len(text):
             place, run, instead = copy
@@ -110,7 +110,7 @@ class Copyist:
         return most
 
     def _expect(self, copy: Copy, end: int) -> tuple[int, Copy]:
-        """The token at `end`, which follows what `copy` has seen, and the copy behind it."""
+        """The token at `end`, which follows what `copy` has seen, and the copy after it."""
         place, run, instead = copy
         edit = self._edit(copy, end)
         if edit is not None:
@@ -136,7 +136,7 @@ class Copyist:
         return None
 
     def _step(self, copy: Copy, position: int) -> Copy:
-        """The copy behind the token at `position`."""
+        """The copy after the token at `position`."""
         place, run, instead = copy
         text = self._text
         token = text[position]

@@ -8,7 +8,7 @@ It knows tokens only, no model.
 * Of several occurrences the most recent one is continued: in edited text the newest version is
   the one that goes on. (The automaton may name an older one for a suffix that was never among the
   16 longest ones; the draft is still a true continuation.)
-* A copy that differs from its source in places goes on behind them and repeats its edits, until a
+* A copy that differs from its source in places goes on after them and repeats its edits, until a
   longer match turns up: see `copying`.
 * The longer the match, the longer the draft: one token at `min_match`, `growth` more for each
   token matched beyond it.
@@ -73,7 +73,7 @@ class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
         return Draft(tokens=tokens, source=self.name)
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, int]:
-        """Return the length of the longest match and the place behind its earlier occurrence."""
+        """Return the length of the longest match and the place after its earlier occurrence."""
         index = self._index.current
         state, matched, end = index.match, index.length[index.match], index.match_end
         for token in suffix:
