@@ -22,10 +22,10 @@ from benchmarks.alignment import Cell, Score, Text, table, texts
 from outrider.assemble.engine import Engine
 from outrider.assemble.target import load_target
 from outrider.config.settings import SpeculativeConfig, TargetConfig
-from outrider.draft.block.load import load_block
-from outrider.draft.block.model import BlockModel
-from outrider.draft.block.trunk import BlockContext, Trunk
-from outrider.draft.choice import Choice
+from outrider.draft.block.block_drafter import BlockModel
+from outrider.draft.block.block_loader import load_block
+from outrider.draft.block.block_trunk import BlockContext, Trunk
+from outrider.draft.token_choice import DraftToken
 from outrider.formats.hub import resolve
 
 SHIFTS = (-1, 0, 1)
@@ -39,10 +39,10 @@ class Forced:
     tokens: Sequence[int]
     rows: list[Tensor] = field(default_factory=list)
 
-    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
+    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> DraftToken | None:
         del position, sure
         self.rows.append(logits[0].log_softmax(-1))
-        return Choice(token=self.tokens[len(self.rows) - 1], confidence=1.0)
+        return DraftToken(token=self.tokens[len(self.rows) - 1], confidence=1.0)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ from outrider.config.settings import (
     TargetConfig,
     VerifyWindowConfig,
 )
+from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import WindowLimits
 from outrider.engine.pipeline import Pipeline, law, plain, speed
-from outrider.records import Commit, Context, Draft, Needs
+from outrider.records import Context, Draft, Needs
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters, conditional_acceptance
 
@@ -51,7 +52,7 @@ Cell = dict[str, Any]
 
 
 @dataclass
-class ErringDrafter:
+class ErringDrafter(Drafter):
     """Drafts the truth, wrong at each place with chance 1 - `rate`, the same at every asking."""
 
     truth: Sequence[int]
@@ -69,12 +70,6 @@ class ErringDrafter:
         token = self.truth[min(place, len(self.truth) - 1)]
         right = random.Random(place * 7919 + 1).random() < self.rate
         return token if right else (token + 1) % self.vocab
-
-    def observe(self, commit: Commit) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def config(options: argparse.Namespace, rtt: float) -> RunConfig:

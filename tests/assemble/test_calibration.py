@@ -18,8 +18,8 @@ from outrider.assemble.calibration import (
 )
 from outrider.assemble.planning import MEASURED, measure_layers
 from outrider.assemble.setup import make_picker
-from outrider.draft.choice import GreedyChooser
-from outrider.draft.model.drafter import DraftModelDrafter
+from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
+from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.controller import Controller
 from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
@@ -127,7 +127,7 @@ def test_rounds_of_a_drafter_begin_anew_where_its_context_is_full(short: Decoder
             return draft
 
     def make() -> Watched:
-        made.append(Watched(short, GreedyChooser(vocab_size=VOCAB)))
+        made.append(Watched(DraftModel(short, VOCAB), GreedyChooser(vocab_size=VOCAB)))
         return made[-1]
 
     with drafts_of(make, short.max_length) as run:

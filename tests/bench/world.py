@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from outrider.bench.rounds import Tools
 from outrider.bench.workload import Prompt, Workload
+from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Speculation, WindowLimits
 from outrider.records import Draft, Needs, Reply
@@ -127,7 +128,7 @@ class ScriptedStage:
 
 
 @dataclass
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Knows the text; the draft at place `wrong` is wrong; every `silent`-th round it is silent,
     and in its round `broken` it fails."""
 
@@ -152,12 +153,6 @@ class ScriptedDrafter:
         if self.wrong is not None and self.wrong < budget:
             tokens[self.wrong] = (tokens[self.wrong] + 1) % VOCAB
         return Draft(tokens=tuple(tokens), source=self.name)
-
-    def observe(self, commit):
-        pass
-
-    def close(self):
-        pass
 
 
 class Letters:

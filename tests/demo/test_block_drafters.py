@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import alignment, blocks
 from outrider import demo
-from outrider.draft.block.load import load_block
+from outrider.draft.block.block_loader import load_block
 
 NAMES = ("demo-dflash", "demo-dspark", "demo-dspark-bonus")
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import acceptance
 from outrider.assemble.engine import Engine
 from outrider.config.settings import SpeculativeConfig
-from outrider.draft.block.trunk import Trunk
+from outrider.draft.block.block_trunk import Trunk
 
 PROMPTS, TOKENS = 4, 96
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from outrider.draft.chain import ChainDrafter
+from outrider.draft.base import ChainDrafter, Drafter
 from outrider.errors import ConfigError
 from outrider.records import Commit, Context, Draft, Needs
 
 
-class Scripted:
+class Scripted(Drafter):
     """Proposes what the script says, by context length; records what it was told."""
 
     def __init__(self, name: str, script: dict[int, tuple[int, ...]], taps: tuple[int, ...] = ()):

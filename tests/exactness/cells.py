@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.draft.base import Drafter
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.choice import GreedyChooser
-from outrider.draft.heads.head_drafter import HeadDrafter
+from outrider.draft.block.block_drafter import BlockDrafter
+from outrider.draft.heads.one_token import HeadDrafter
+from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.engine import Generation
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.draft.base import Drafter
-from outrider.draft.block.load import load_block
-from outrider.draft.block.model import BlockModel
+from outrider.draft.block.block_drafter import BlockModel
+from outrider.draft.block.block_loader import load_block
 from outrider.draft.heads.eagle3 import load_eagle3
 from outrider.draft.heads.mtp import load_mtp
 from outrider.draft.heads.one_token import Head

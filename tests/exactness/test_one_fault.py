@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from outrider.draft.choice import GreedyChooser
-from outrider.draft.heads.head_drafter import HeadDrafter
+from outrider.draft.heads.one_token import HeadDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
+from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.budget import FixedBudget
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler

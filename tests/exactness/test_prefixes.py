@@ -2,15 +2,15 @@
 
 import pytest
 
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.block.load import load_block
-from outrider.draft.chain import ChainDrafter
-from outrider.draft.choice import GreedyChooser
-from outrider.draft.heads.head_drafter import HeadDrafter
+from outrider.draft.base import ChainDrafter
+from outrider.draft.block.block_drafter import BlockDrafter
+from outrider.draft.block.block_loader import load_block
 from outrider.draft.heads.mtp import load_mtp
+from outrider.draft.heads.one_token import HeadDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
-from outrider.draft.model.drafter import DraftModelDrafter
-from outrider.draft.model.runner import DraftRunner
+from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
+from outrider.draft.model.sync import DraftSync
+from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.prefix import PrefixCache
 from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
@@ -35,7 +35,7 @@ def makers(tmp_path_factory):
     kernels, options = Kernels(exact=True), LoadOptions()
     small = tmp_path_factory.mktemp("small")
     save_model("qwen3_5", small, seed=3)
-    draft = load_decoder(small, kernels, options)
+    draft = DraftModel(load_decoder(small, kernels, options), VOCAB)
     head = load_mtp(folder, target, kernels, options)
     blocks = tmp_path_factory.mktemp("block")
     write(Kind(), blocks, likely_for=model)
@@ -56,8 +56,8 @@ def makers(tmp_path_factory):
 def test_output_and_drafts_equal_those_of_a_fresh_run(makers, name, monkeypatch):
     target, drafters = makers
     resets = []
-    reset = DraftRunner._reset
-    monkeypatch.setattr(DraftRunner, "_reset", lambda self: (resets.append(1), reset(self))[1])
+    reset = DraftSync.record_reset
+    monkeypatch.setattr(DraftSync, "record_reset", lambda self: (resets.append(1), reset(self))[1])
 
     def fresh():
         stage = LocalStage(target, "log", 8, make_picker)

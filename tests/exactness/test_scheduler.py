@@ -10,7 +10,7 @@ import pytest
 
 from outrider.assemble.budget import LentController
 from outrider.assemble.memory import held_bytes
-from outrider.draft.chain import ChainDrafter
+from outrider.draft.base import ChainDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.company import Company, Costs

@@ -6,6 +6,7 @@ from itertools import cycle
 
 import torch
 
+from outrider.draft.base import Drafter
 from outrider.records import Commit, Context, Draft, Needs, Reply, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
@@ -26,7 +27,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 @dataclass
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Knows the `truth` (prompt and output) and errs as its script says. Records what it saw."""
 
     truth: Sequence[int]
@@ -57,7 +58,7 @@ class ScriptedDrafter:
 
 
 @dataclass
-class SampledDrafter:
+class SampledDrafter(Drafter):
     """Draws `size` drafts from fixed distributions [positions, vocab] and hands those over."""
 
     probs: torch.Tensor
@@ -70,12 +71,6 @@ class SampledDrafter:
         rows = self.probs[len(context) : len(context) + min(self.size, budget)]
         tokens = tuple(self.draw(row) for row in rows)
         return Draft(tokens=tokens, source=self.name, probs=rows) if tokens else None
-
-    def observe(self, commit: Commit) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class LateStage:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from outrider import Engine, SpeculativeConfig, TargetConfig, VerifyWindowConfig, demo
-from outrider.draft.base import Drafter
-from outrider.draft.chain import ChainDrafter
-from outrider.draft.choice import GreedyChooser
+from outrider.draft.base import ChainDrafter, Drafter
 from outrider.draft.lookup.suffix import SuffixDrafter
-from outrider.draft.model.drafter import DraftModelDrafter
+from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
+from outrider.draft.token_choice import GreedyChooser
 from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
 from outrider.llamacpp.llama_model import LlamaModel
 from outrider.llamacpp.llama_stage import LlamaStage
@@ -59,10 +58,11 @@ class Family:
             return SuffixDrafter
         settings = ContextSettings(length=LONGEST, sequences=PROMPTS, threads=1, kv="f32")
         model = LlamaModel(LlamaContext(self.draft, settings))
+        draft = DraftModel(model, model.vocab_size)
         chooser = GreedyChooser(vocab_size=model.vocab_size)
         if method == "draft":
-            return lambda: DraftModelDrafter(model, chooser)
-        return lambda: ChainDrafter(SuffixDrafter(), DraftModelDrafter(model, chooser))
+            return lambda: DraftModelDrafter(draft, chooser)
+        return lambda: ChainDrafter(SuffixDrafter(), DraftModelDrafter(draft, chooser))
 
     def run(
         self, method: str, sampling: str, *, rollback: int = WIDTH, depth: int = 1, **more: bool

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from outrider.draft.base import Drafter
 from outrider.engine import session
 from outrider.engine.link_budget import LinkBudget
 from outrider.engine.pipeline import Pipeline, law, plain, speed
@@ -87,7 +88,7 @@ class TimedPart:
 
 
 @dataclass
-class ErringDrafter:
+class ErringDrafter(Drafter):
     """Right at each place with chance `rate`."""
 
     rate: float
@@ -100,12 +101,6 @@ class ErringDrafter:
 
     def at(self, place):
         return TRUTH[place] if COINS[place] < self.rate else (TRUTH[place] + 1) % VOCAB
-
-    def observe(self, commit):
-        pass
-
-    def close(self):
-        pass
 
 
 def measured(

@@ -9,8 +9,8 @@ from outrider.assemble.drafter import Drafting, load_drafting, paid_for
 from outrider.assemble.target import LoadedTarget
 from outrider.config.checks import check
 from outrider.config.settings import Method, RunConfig
-from outrider.draft.block.load import holds_block_drafter, read_block
-from outrider.draft.heads.eagle3_config import is_eagle3
+from outrider.draft.block.block_loader import holds_block_drafter, read_block
+from outrider.draft.heads.eagle3 import is_eagle3
 from outrider.draft.heads.mtp import holds_mtp
 from outrider.errors import ConfigError
 from outrider.formats.files import read_json_or_empty

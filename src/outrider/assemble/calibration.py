@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 from outrider.draft.base import Drafter
-from outrider.draft.block.model import BlockModel
-from outrider.draft.block.trunk import BlockContext
-from outrider.draft.choice import GreedyChooser
+from outrider.draft.block.block_drafter import BlockModel
+from outrider.draft.block.block_trunk import BlockContext
 from outrider.draft.heads.one_token import Head
+from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.company import Costs
 from outrider.models.decoder import Decoder
 from outrider.models.pass_plan import Span

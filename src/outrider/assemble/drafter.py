@@ -1,38 +1,33 @@
 """From a configuration to what drafts for each session."""
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from outrider.assemble.budget import controls
 from outrider.assemble.calibration import Paid
 from outrider.assemble.target import LoadedTarget, sha256
 from outrider.config.settings import BLOCK_METHODS, RunConfig, SpeculativeConfig
-from outrider.draft.base import Drafter
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.block.load import holds_block_drafter, load_block
-from outrider.draft.block.model import BlockModel
-from outrider.draft.chain import ChainDrafter
-from outrider.draft.choice import Chooser, GreedyChooser, SampledChooser
+from outrider.draft.base import ChainDrafter, Drafter
+from outrider.draft.block.block_drafter import BlockDrafter, BlockModel
+from outrider.draft.block.block_loader import holds_block_drafter, load_block
 from outrider.draft.heads.eagle3 import load_eagle3
-from outrider.draft.heads.head_drafter import HeadDrafter
 from outrider.draft.heads.mtp import load_mtp
-from outrider.draft.heads.one_token import Head
-from outrider.draft.lookup.ngram_cache import NgramCacheDrafter, NgramSettings
-from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
-from outrider.draft.model.ahead import Ahead
-from outrider.draft.model.drafter import DraftModelDrafter
-from outrider.draft.model.runner import DraftStateSettings
-from outrider.draft.model.vocab import Rows, lacking, make_rows, shared_vocabulary
-from outrider.draft.reach import Reach
+from outrider.draft.heads.one_token import Head, HeadDrafter
+from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
+from outrider.draft.lookup.suffix import SuffixDrafter
+from outrider.draft.model.draft_model import (
+    DraftModel,
+    DraftModelDrafter,
+    RunAhead,
+    make_draft_model,
+)
+from outrider.draft.token_choice import Chooser, GreedyChooser, SampledChooser
 from outrider.engine.budget import Budget
 from outrider.engine.engine import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
 from outrider.formats.files import read_json_or_empty
 from outrider.formats.hub import resolve
-from outrider.formats.tokenizer import Tokenizer
-from outrider.models.base import Model
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_decoder
 from outrider.models.model_file import load_tokenizer
@@ -40,31 +35,9 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key
 from outrider.state.spec import StateSpec
 
-LOG = logging.getLogger(__name__)
-SHORTEST = 2
-"""Tokens that a draft model must at least take in: a prompt's and the target's first answer."""
 CHAINED_MIN_MATCH = 3
 """A short match ahead of a draft model would keep the better drafter from being asked. Where a
 controller weighs each draft against what the model after it promises, any match may be offered."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A draft model and how many ids, from 0 on, it shares with the target; the rows that its
-    embedding has for them, and where its context ends."""
-
-    decoder: Model
-    shared: int
-    rows: Rows
-    reach: Reach
-
-    def drafter(
-        self, chooser: Chooser, settings: DraftStateSettings, ahead: Ahead | None
-    ) -> DraftModelDrafter:
-        """One for one session."""
-        return DraftModelDrafter(
-            self.decoder, chooser, settings, ahead, rows=self.rows, reach=self.reach
-        )
 
 
 Drafting = DraftModel | Head | BlockModel
@@ -84,8 +57,6 @@ def drafter_factory(
     if draft is None:
         return lambda sampling, budget: _chain(budget, makers[0](weighed))
 
-    settings = draft_state(config, windows)
-
     def make(sampling: SamplingParams, budget: Budget) -> Drafter:
         if isinstance(draft, Head):
             chooser = _chooser(config.speculative, sampling, rows, rows)
@@ -93,8 +64,9 @@ def drafter_factory(
         if isinstance(draft, BlockModel):
             return _chain(budget, _block(draft, config.speculative, sampling))
         chooser = _chooser(config.speculative, sampling, draft.shared, rows)
-        ahead = None if windows.serial else Ahead()
-        model = draft.drafter(chooser, settings, ahead)
+        ahead = None if windows.serial else RunAhead()
+        capacity = draft_capacity(windows)
+        model = DraftModelDrafter(draft, chooser, config.state.policy, capacity, ahead)
         return _chain(budget, *[lookup(weighed) for lookup in makers], model)
 
     return make
@@ -110,16 +82,14 @@ def drafting_specs(
         return (draft.state_spec,)
     if isinstance(draft, BlockModel):
         return (draft.trunk.state_spec,)
-    settings = draft_state(config, windows)
     if not isinstance(draft.decoder, Decoder):
         return ()  # its memory was taken at the start
-    return (draft.decoder.state_spec(settings.policy, settings.capacity),)
+    return (draft.decoder.state_spec(config.state.policy, draft_capacity(windows)),)
 
 
-def draft_state(config: RunConfig, windows: WindowLimits) -> DraftStateSettings:
-    """How a draft model's state takes back what is in flight and what it drafts."""
-    capacity = windows.width * (windows.depth + 1) + (windows.runahead or 0)
-    return DraftStateSettings(policy=config.state.policy, capacity=capacity)
+def draft_capacity(windows: WindowLimits) -> int:
+    """Rows that a draft model's state can take back: those in flight and those that it drafts."""
+    return windows.width * (windows.depth + 1) + (windows.runahead or 0)
 
 
 def _chain(budget: Budget, *drafters: Drafter) -> Drafter:
@@ -136,12 +106,12 @@ def _block(model: BlockModel, speculative: SpeculativeConfig, sampling: Sampling
 
 
 def _suffix(weighed: bool) -> Drafter:
-    return SuffixDrafter(None if weighed else SuffixSettings(min_match=CHAINED_MIN_MATCH))
+    return SuffixDrafter() if weighed else SuffixDrafter(min_match=CHAINED_MIN_MATCH)
 
 
 def _ngram_cache(weighed: bool) -> Drafter:
     del weighed  # it asks for enough evidence of itself
-    return NgramCacheDrafter(NgramSettings())
+    return NgramCacheDrafter()
 
 
 _LOOKUPS: dict[str, Callable[[bool], Drafter]] = {"suffix": _suffix, "ngram-cache": _ngram_cache}
@@ -193,31 +163,6 @@ def _draft_model(name: str, folder: Path, target: LoadedTarget) -> DraftModel:
     made = make_draft_model(name, decoder, tokenizer, target.tokenizer, target.vocab_size)
     same = decoder is target.decoder  # then rows that no tokenizer names mean the same, too
     return replace(made, shared=decoder.vocab_size) if same else made
-
-
-def make_draft_model(
-    name: str, decoder: Model, own: Tokenizer, target: Tokenizer, target_rows: int
-) -> DraftModel:
-    """The draft model `name`, whose tokenizer is its `own`, for a target with so many logits.
-
-    Says once which of the target's tokens it lacks. ConfigError where the vocabularies contradict
-    each other, or where it could never draft.
-    """
-    if decoder.max_length < SHORTEST:
-        raise ConfigError(
-            f"speculative.draft_model = {name!r} has a context of {decoder.max_length} token, so "
-            "it could never draft: use a draft model with a longer one."
-        )
-    ids, known = target.vocabulary(), own.vocabulary()
-    rows = make_rows(decoder.vocab_size, own.end_tokens)
-    shared = min(shared_vocabulary(ids, known), decoder.vocab_size, target_rows)
-    if missing := lacking(ids, rows.count):
-        LOG.warning(
-            "speculative.draft_model = %r lacks %d of the target's tokens, %r first: it never "
-            "drafts them, and reads %r where one stands in a text.",
-            *(name, len(missing), ids[missing[0]], known.get(rows.instead)),
-        )
-    return DraftModel(decoder, shared, rows, Reach(f"speculative.draft_model = {name!r}"))
 
 
 def _decoder(folder: Path, target: LoadedTarget) -> Decoder:

@@ -10,21 +10,16 @@ from pathlib import Path
 
 from outrider.assemble.budget import budget_factory
 from outrider.assemble.calibration import drafts_of, windows_of
-from outrider.assemble.drafter import (
-    DraftModel,
-    draft_state,
-    drafter_factory,
-    make_draft_model,
-)
+from outrider.assemble.drafter import draft_capacity, drafter_factory
 from outrider.assemble.memory import Allocated, check_allocations_fit, free_bytes
 from outrider.assemble.parts import Parts
 from outrider.assemble.setup import make_picker
 from outrider.assemble.target import load_options
 from outrider.assemble.windows import window_limits
 from outrider.config.settings import Method, RunConfig, TargetConfig
-from outrider.draft.choice import GreedyChooser
-from outrider.draft.model.drafter import DraftModelDrafter
+from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter, make_draft_model
 from outrider.draft.model.vocab import shared_vocabulary
+from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.engine import Speculation, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
 from outrider.formats.gguf_file import GgufFile, open_gguf
@@ -256,8 +251,10 @@ def _speculation(
     with ExitStack() as measured:
         paid = None
         if draft is not None:
-            chooser, state = GreedyChooser(vocab_size=draft.shared), draft_state(config, windows)
-            make = partial(DraftModelDrafter, draft.decoder, chooser, state)
+            chooser = GreedyChooser(vocab_size=draft.shared)
+            make = partial(
+                DraftModelDrafter, draft, chooser, config.state.policy, draft_capacity(windows)
+            )
             paid = measured.enter_context(drafts_of(make, draft.decoder.max_length))
         passes = measured.enter_context(windows_of(stage))
         budget = budget_factory(config, passes, paid, windows, stage.max_length, sequences)

@@ -7,8 +7,14 @@ from typing import Any
 import torch
 
 from outrider.config.settings import BLOCK_METHODS, DRAFT_METHODS, NGRAM_METHODS
-from outrider.draft.block.load import EMBEDDING, HEAD, holds_block_drafter, open_block, read_block
-from outrider.draft.heads.eagle3_config import FLAGS, is_eagle3, read_eagle3_config
+from outrider.draft.block.block_loader import (
+    EMBEDDING,
+    HEAD,
+    holds_block_drafter,
+    open_block,
+    read_block,
+)
+from outrider.draft.heads.eagle3 import FLAGS, is_eagle3, read_eagle3_config
 from outrider.draft.heads.mtp import mtp_fault
 from outrider.formats.files import read_json_or_empty
 from outrider.formats.hub import resolve

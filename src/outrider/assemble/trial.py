@@ -10,9 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, WindowLimits
-from outrider.records import Commit, Context, Draft, Needs
+from outrider.records import Context, Draft, Needs
 from outrider.sampling.params import SamplingParams
 
 PROMPT = (0,)
@@ -41,7 +42,7 @@ class Beside:
 
 
 @dataclass(slots=True)
-class Known:
+class Known(Drafter):
     """A drafter that reads on in a text, or always says something else."""
 
     text: Sequence[int]
@@ -54,12 +55,6 @@ class Known:
         tokens = self.text[len(context) : len(context) + budget]
         drafts = tuple((token + (not self.right)) % self.vocab for token in tokens)
         return Draft(tokens=drafts, source=self.name) if drafts else None
-
-    def observe(self, commit: Commit) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def try_stages(engine: Engine, stages: Sequence[Sequence[float]]) -> Beside:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from outrider.config.settings import RunConfig, SpeculativeConfig
-from outrider.draft.block.model import BlockModel
+from outrider.draft.block.block_drafter import BlockModel
 from outrider.engine.engine import WindowLimits
 
 SERIAL_ROWS = 16

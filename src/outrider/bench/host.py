@@ -6,16 +6,17 @@ processor's caches. What passes, rollbacks and proposals do not account for is t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from outrider.bench.calibration import Drafting
 from outrider.bench.costs import Curve
 from outrider.bench.leg import GREEDY, PLAIN, SPECULATIVE, Clock, Leg, follow
 from outrider.bench.replay import Passage
+from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import OFF, Engine
-from outrider.records import Commit, Context, Draft, Needs
+from outrider.records import Context, Draft, Needs
 
 TOKENS = 32
 """Decoded in a leg at most."""
@@ -42,7 +43,7 @@ def beyond_steps(
             for _ in range(repeats):
                 plain = _leg(engine, passage, None, clock)
                 silent, *legs = (
-                    _leg(engine, passage, Knowing(passage, needs, drafts, draft), clock)
+                    _leg(engine, passage, Knowing(passage, drafts, draft, needs=needs), clock)
                     for drafts in (0, *counts)
                 )
                 step = plain.ms / plain.timed
@@ -88,14 +89,14 @@ def _scale(leg: Leg, drafts: int) -> float:
 
 
 @dataclass(slots=True)
-class Knowing:
+class Knowing(Drafter):
     """A drafter that reads up to `most` tokens on in a passage, after a `draft` in vain; of them
     one more is right each time, or none."""
 
     passage: Passage
-    needs: Needs
     most: int
     draft: Callable[[], object]
+    needs: Needs = field(kw_only=True)
     right: int = 0
     name: str = "known"
 
@@ -107,9 +108,3 @@ class Knowing:
         if self.right < len(tokens):
             tokens[self.right] = int(not tokens[self.right])
         return Draft(tokens=tuple(tokens), source=self.name) if tokens else None
-
-    def observe(self, commit: Commit) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

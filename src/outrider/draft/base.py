@@ -1,55 +1,148 @@
-"""A drafter as the loop sees it.
+"""A drafter as the loop sees it, and several drafters in a row.
 
 A drafter declares what it needs of the target and answers two calls. It never sees the target's
 logits, the verifier or the clock. One drafter object serves one session.
 """
 
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
+from outrider.errors import ConfigError
 from outrider.records import Commit, Context, Draft, Needs
 
+LOG = logging.getLogger(__name__)
 
-class Drafter(Protocol):
-    """Proposes the tokens that follow a context."""
+Limit = Callable[[str, int], int]
+"""From a drafter's name and the round's budget to what that drafter may propose, 0 for nothing."""
 
-    @property
-    def name(self) -> str:
-        """The method's name, as counted in statistics (`suffix`, `draft`, ...)."""
-
-    @property
-    def needs(self) -> Needs:
-        """Hidden states that the target must hand over; constant for the drafter's life."""
-
-    def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return at most `budget` tokens (budget >= 1) that may follow `context`, or None."""
-
-    def observe(self, commit: Commit) -> None:
-        """Learn what became final. Called after every commit, whoever drafted, in order."""
-
-    def close(self) -> None:
-        """Free what the drafter holds; it is not used afterwards."""
+Keep = Callable[[Draft], Draft | None]
+"""From a draft to the part of it that is worth verifying, None for nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DrafterSnapshot:
     """A copy of what a drafter knew of some tokens; only its own kind can read it."""
 
     value: object
     nbytes: int
 
 
-@runtime_checkable
-class KeepingDrafter(Drafter, Protocol):
-    """A drafter that can begin a session where another one stood.
+class Drafter(ABC):
+    """Proposes the tokens that follow a context.
 
-    One that asks for taps is asked to keep when a part of the prompt was observed, and resumes
-    exactly there. Others are asked at the end of a session, and find out for themselves how much of
-    it the next one shares.
+    name: the method's, as counted in statistics (`suffix`, `draft`, ...). needs: hidden states that
+    the target must hand over; constant for the drafter's life.
     """
 
-    def keep(self) -> Kept | None:
-        """A copy of what is known, None if there is nothing worth it."""
+    name: str
+    needs = Needs()
 
-    def resume(self, kept: Kept) -> None:
-        """Begin from what a drafter of the same kind kept; called before anything else."""
+    @abstractmethod
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return at most `budget` tokens (budget >= 1) that may follow `context`, or None."""
+
+    def observe(self, commit: Commit) -> None:
+        """Learn what became final. Called after every commit, whoever drafted, in order."""
+        del commit
+
+    def snapshot(self) -> DrafterSnapshot | None:
+        """A copy of what is known, for a session that begins with the same tokens; None if there
+        is nothing worth it.
+
+        A drafter that asks for taps is asked when a part of the prompt was observed, and continues
+        exactly there. Others are asked at the end of a session, and find out for themselves how
+        much of it the next one shares.
+        """
+        return None
+
+    def restore(self, snapshot: DrafterSnapshot) -> None:
+        """Begin from a snapshot of a drafter of the same kind; called before anything else."""
+        del snapshot
+
+    def close(self) -> None:
+        """Free what the drafter holds; it is not used afterwards."""
+        return
+
+
+class ChainDrafter(Drafter):
+    """Asks drafters in order: one only where those before it have nothing worth verifying.
+
+    Each draft keeps the source that it came from. A drafter that is not asked pays nothing now and
+    one longer pass later. In a chain of several nobody may need taps: their features would have to
+    be kept for those not asked. A chain of one applies `limit` and `keep` to a single drafter.
+    """
+
+    def __init__(
+        self,
+        *drafters: Drafter,
+        limit: Limit = lambda name, budget: budget,
+        keep: Keep = lambda draft: draft,
+    ) -> None:
+        self._drafters, self._limit, self._keep = drafters, limit, keep
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self.needs = drafters[0].needs
+        for drafter in drafters:
+            if drafter.needs.taps and len(drafters) > 1:
+                raise ConfigError(
+                    f"method {self.name}: {drafter.name} needs hidden states of the target and "
+                    f"cannot be chained; use it alone."
+                )
+
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return the first draft of which something is kept."""
+        for drafter in self._drafters:
+            allowed = min(self._limit(drafter.name, budget), budget)
+            draft = drafter.propose(context, allowed) if allowed > 0 else None
+            kept = None if draft is None else self._keep(draft)
+            if kept is not None:
+                return kept
+        return None
+
+    def observe(self, commit: Commit) -> None:
+        """Tell all."""
+        for drafter in self._drafters:
+            drafter.observe(commit)
+
+    def snapshot(self) -> DrafterSnapshot | None:
+        """The snapshots of all, None if nobody has one."""
+        parts = [drafter.snapshot() for drafter in self._drafters]
+        size = sum(part.nbytes for part in parts if part)
+        return DrafterSnapshot(parts, size) if any(parts) else None
+
+    def restore(self, snapshot: DrafterSnapshot) -> None:
+        """Hand each its own part."""
+        assert isinstance(snapshot.value, list)
+        for drafter, part in zip(self._drafters, snapshot.value, strict=True):
+            if part is not None:
+                drafter.restore(part)
+
+    def close(self) -> None:
+        """Close all."""
+        for drafter in self._drafters:
+            drafter.close()
+
+
+class LengthWarning:
+    """Warns once that a text has outgrown the context of a drafter's own model.
+
+    Only a text that long shows it, so nothing is said at the start. Belongs to what is loaded and
+    is shared by all sessions: a server says it once, not once a request.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name` is that of the model, for the message."""
+        self._name, self._warned = name, False
+
+    def warn(self, length: int) -> None:
+        """A text has outgrown the model's context of `length` tokens."""
+        if self._warned:
+            return
+        self._warned = True
+        LOG.warning(
+            "%s has a context of %d tokens, and a text has outgrown it: from there on it drafts "
+            "nothing, in this request and in every other. Use one with a longer context, or set "
+            "target.max_length = %d.",
+            *(self._name, length, length),
+        )

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from outrider.draft.base import Drafter, KeepingDrafter
+from outrider.draft.base import Drafter
 from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.ledger import Ledger
 from outrider.engine.loop import step, survivors
@@ -497,8 +497,8 @@ class Engine:
 def _begin_from(known: Prefix, session: Session, stage: KeepingStage) -> bool:
     """Open a session on the stage where a kept prefix ends, its drafter with it."""
     stage.open_kept(session.id, session.sampling, session.tokens, known.key, session.taps)
-    if known.drafter and isinstance(session.drafter, KeepingDrafter):
-        session.drafter.resume(known.drafter)
+    if known.drafter and session.drafter:
+        session.drafter.restore(known.drafter)
     session.prefix, reused = known.key, len(known.tokens)
     session.prefilled = session.answered = session.observed = session.counters.reused = reused
     return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from outrider.draft.base import KeepingDrafter, Kept
+from outrider.draft.base import DrafterSnapshot
 from outrider.engine.session import GRID, Session
 from outrider.stage.base import KeepingStage
 
@@ -31,7 +31,7 @@ class Prefix:
     tokens: tuple[int, ...]
     follows: int
     size: int
-    drafter: Kept | None = None
+    drafter: DrafterSnapshot | None = None
 
 
 class PrefixCache:
@@ -110,9 +110,9 @@ class PrefixCache:
     def keep_drafter(self, session: Session, now: bool = True) -> None:
         """Copy what a session's drafter knows beside the prefix that it left or began from."""
         prefix, drafter = self._kept.get(session.prefix), session.drafter
-        if not now or prefix is None or not isinstance(drafter, KeepingDrafter):
+        if not now or prefix is None or drafter is None:
             return
-        kept = drafter.keep()
+        kept = drafter.snapshot()
         if kept is None:
             return
         more = kept.nbytes - (prefix.drafter.nbytes if prefix.drafter else 0)

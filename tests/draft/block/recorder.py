@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.draft.choice import Choice, GreedyChooser
+from outrider.draft.token_choice import DraftToken, GreedyChooser
 from tests.helpers.blocks import VOCAB
 
 
@@ -16,7 +16,7 @@ class Recorder(GreedyChooser):
 
     def choose(
         self, logits: torch.Tensor, position: int, sure: float | None = None
-    ) -> Choice | None:
+    ) -> DraftToken | None:
         self.rows.append(logits[0].clone())
         self.positions.append(position)
         return super().choose(logits, position, sure)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.block.load import load_block
-from outrider.draft.block.trunk import BlockContext, Trunk
-from outrider.draft.choice import GreedyChooser, SampledChooser
-from outrider.draft.features import PASS_ROWS
+from outrider.draft.block.block_drafter import BlockDrafter
+from outrider.draft.block.block_loader import load_block
+from outrider.draft.block.block_trunk import BlockContext, Trunk
+from outrider.draft.tap_drafter import PASS_ROWS
+from outrider.draft.token_choice import GreedyChooser, SampledChooser
 from outrider.errors import StageError
 from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.block.load import load_block
-from outrider.draft.choice import GreedyChooser
+from outrider.draft.block.block_drafter import BlockDrafter
+from outrider.draft.block.block_loader import load_block
+from outrider.draft.token_choice import GreedyChooser
 from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context

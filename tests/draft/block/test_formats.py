@@ -7,9 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.draft.block.formats import default_taps, is_block_drafter, parse_block
-from outrider.draft.block.layout import check_method
-from outrider.draft.block.load import load_block, read_block
+from outrider.draft.block.block_config import (
+    check_method,
+    default_taps,
+    is_block_drafter,
+    parse_block,
+)
+from outrider.draft.block.block_loader import load_block, read_block
 from outrider.errors import CheckpointError, ConfigError
 from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder

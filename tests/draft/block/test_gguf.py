@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from outrider.assemble.inspection import inspect
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.block.load import holds_block_drafter, load_block
+from outrider.draft.block.block_drafter import BlockDrafter
+from outrider.draft.block.block_loader import holds_block_drafter, load_block
 from outrider.errors import CheckpointError
 from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder

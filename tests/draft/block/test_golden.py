@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.block.load import load_block
+from outrider.draft.block.block_drafter import BlockDrafter
+from outrider.draft.block.block_loader import load_block
 from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context

@@ -8,9 +8,9 @@ import torch
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
-from outrider.draft.block.drafter import BlockDrafter
-from outrider.draft.block.load import load_block
-from outrider.draft.choice import GreedyChooser
+from outrider.draft.block.block_drafter import BlockDrafter
+from outrider.draft.block.block_loader import load_block
+from outrider.draft.token_choice import GreedyChooser
 from outrider.kernels.selftest import Kernels
 from tests.exactness.targets import engine, generate, make_target
 from tests.helpers.blocks import (

@@ -1,15 +1,15 @@
 """A draft model stops where its own record says that nobody will get there."""
 
-from outrider.draft.model.ahead import Ahead
+from outrider.draft.model.draft_model import RunAhead
 from outrider.records import Commit, Context
 
 START = 10
 COMMITTED = list(range(START))
 
 
-def judged(right: int, wrong: int) -> Ahead:
+def judged(right: int, wrong: int) -> RunAhead:
     """After so many drafts, each alone in its round."""
-    ahead, position = Ahead(), START
+    ahead, position = RunAhead(), START
     for draft in [1] * right + [2] * wrong:
         ahead.propose(position, (draft,))
         ahead.observe(Commit(position=position, tokens=(1, 1), accepted=int(draft == 1)))
@@ -17,7 +17,7 @@ def judged(right: int, wrong: int) -> Ahead:
     return ahead
 
 
-def drafted(ahead: Ahead) -> int:
+def drafted(ahead: RunAhead) -> int:
     """Drafts until it stops, in steps of two at most."""
     suffix: list[int] = []
     while step := ahead.room(Context(COMMITTED, suffix)):

@@ -6,10 +6,9 @@ import sys
 import pytest
 import torch
 
-from outrider.draft.choice import GreedyChooser, SampledChooser
-from outrider.draft.model.drafter import DraftModelDrafter
-from outrider.draft.model.runner import DraftRunner, DraftStateSettings
-from outrider.draft.model.vocab import Rows
+from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
+from outrider.draft.model.sync import DraftSync
+from outrider.draft.token_choice import GreedyChooser, SampledChooser
 from outrider.errors import ConfigError, StageError
 from outrider.models.decoder import Decoder
 from outrider.records import Commit, Context
@@ -40,8 +39,7 @@ def drafter_of(
     decoder: Decoder, policy: str = "log", capacity: int = 64, **choice: object
 ) -> DraftModelDrafter:
     chooser = GreedyChooser(**{"vocab_size": VOCAB, **choice})
-    settings = DraftStateSettings(policy=policy, capacity=capacity)
-    return DraftModelDrafter(decoder, chooser, settings)
+    return DraftModelDrafter(DraftModel(decoder, VOCAB), chooser, policy, capacity)
 
 
 def compare(decoder: Decoder, policy: str, depth: int, drafts: int) -> tuple[int, int]:
@@ -88,13 +86,18 @@ def restore_columns_only(state: DeltaState, copy: DeltaCopy) -> None:
     state.columns.origin = copy.origin
 
 
+def plan_as_if_done(sync: DraftSync, context: Context, plan=DraftSync.plan, **lengths) -> int:
+    """Records what the plan takes back, so that nobody does it."""
+    length = plan(sync, context, **lengths)
+    sync.record_trim(length)
+    return length
+
+
 @pytest.mark.parametrize("fault", ["rollback skipped", "recurrent state lost"])
 def test_a_planted_fault_is_found(hybrid: Decoder, monkeypatch, fault: str) -> None:
     drafts = 40
     if fault == "rollback skipped":
-        monkeypatch.setattr(
-            DraftRunner, "_trim", lambda runner, length: runner._sync.record_trim(length)
-        )
+        monkeypatch.setattr(DraftSync, "plan", plan_as_if_done)
         equal, _ = compare(hybrid, "log", 1, drafts)
     else:
         monkeypatch.setattr(DeltaState, "restore", restore_columns_only)
@@ -280,10 +283,8 @@ def test_a_token_that_the_model_lacks_is_read_as_another_one(
 ) -> None:
     """In the prompt, among what was committed, in the suffix; and nothing runs twice for it."""
     lacked, instead = VOCAB + 5, 7
-    settings = DraftStateSettings(policy=policy)
-    drafter = DraftModelDrafter(
-        hybrid, GreedyChooser(vocab_size=VOCAB), settings, rows=Rows(VOCAB, instead)
-    )
+    model = DraftModel(hybrid, VOCAB, instead)
+    drafter = DraftModelDrafter(model, GreedyChooser(vocab_size=VOCAB), policy)
     passes, committed, suffix = Passes(monkeypatch), [], []
     for added, behind in (([3, lacked, 5], []), ([lacked], [4]), ([4, 9], [lacked, 6])):
         follow(drafter, committed, added)
@@ -304,7 +305,7 @@ def sampled(decoder: Decoder, seed: int = 3) -> DraftModelDrafter:
     chooser = SampledChooser(
         vocab_size=VOCAB - 6, target_rows=VOCAB + 8, temperature=0.8, key=Key(seed=seed)
     )
-    return DraftModelDrafter(decoder, chooser)
+    return DraftModelDrafter(DraftModel(decoder, VOCAB - 6), chooser)
 
 
 @torch.inference_mode()

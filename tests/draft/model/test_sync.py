@@ -4,20 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.draft.model.sync import (
-    AlreadySynced,
-    DraftSync,
-    Extend,
-    Plan,
-    Reset,
-    Restorable,
-    Trim,
-    between,
-)
+from outrider.draft.model.sync import DraftSync, between
 from outrider.errors import StateError
 from outrider.records import Commit, Context
-
-ANYWHERE = Restorable()
 
 
 def synced(*tokens: int) -> DraftSync:
@@ -26,89 +15,86 @@ def synced(*tokens: int) -> DraftSync:
     return sync
 
 
-def plan(sync: DraftSync, *committed: int, suffix: tuple[int, ...] = ()) -> Plan:
-    return sync.plan(Context(committed, suffix), ANYWHERE)
+def plan(sync: DraftSync, *committed: int, suffix: tuple[int, ...] = ()) -> int:
+    return sync.plan(Context(committed, suffix))
 
 
 def test_an_empty_state_always_starts_anew():
-    assert plan(DraftSync(), 1, 2, 3) == Reset(Extend(0, 2))
-    assert plan(DraftSync(), 1) == Reset(AlreadySynced())
+    assert plan(DraftSync(), 1, 2, 3) == 0
+    assert plan(DraftSync(), 1) == 0
 
 
 def test_only_missing_tokens_are_consumed():
-    assert plan(synced(1, 2), 1, 2, 3, 4, 5) == Extend(2, 4)
+    assert plan(synced(1, 2), 1, 2, 3, 4, 5) == 2
 
 
 def test_exact_sync_is_a_no_op():
-    assert plan(synced(1, 2, 3), 1, 2, 3, 4) == AlreadySynced()
+    assert plan(synced(1, 2, 3), 1, 2, 3, 4) == 3
 
 
 def test_a_different_token_trims_to_the_common_prefix():
-    assert plan(synced(1, 2, 9, 9), 1, 2, 3, 4, 5) == Trim(2, Extend(2, 4))
+    assert plan(synced(1, 2, 9, 9), 1, 2, 3, 4, 5) == 2
 
 
 def test_a_synced_run_longer_than_the_target_is_trimmed():
-    assert plan(synced(1, 2, 3, 4, 5), 1, 2, 3) == Trim(2, AlreadySynced())
+    assert plan(synced(1, 2, 3, 4, 5), 1, 2, 3) == 2
 
 
 def test_nothing_in_common_trims_to_nothing():
-    assert plan(synced(7, 8), 1, 2, 3) == Trim(0, Extend(0, 2))
+    assert plan(synced(7, 8), 1, 2, 3) == 0
 
 
 def test_accepted_steps_join_the_prefix():
     sync = synced(1, 2)
     sync.record([3])  # The context's last token, then two drafts: 4 and 5, of which 5 was not run.
     sync.record([4])
-    assert plan(sync, 1, 2, 3, 4, 5, 6) == Extend(4, 5)
+    assert plan(sync, 1, 2, 3, 4, 5, 6) == 4
 
 
 def test_a_rejected_step_is_trimmed():
     sync = synced(1, 2)
     sync.record([3])
     sync.record([4])
-    assert plan(sync, 1, 2, 3, 8) == Trim(3, AlreadySynced())
+    assert plan(sync, 1, 2, 3, 8) == 3
 
 
 def test_below_the_lowest_restorable_length_it_starts_anew():
     context = Context((1, 2, 3, 8, 9))
-    assert synced(1, 2, 3, 4, 5).plan(context, Restorable(lowest=3)) == Trim(3, Extend(3, 4))
-    assert synced(1, 2, 3, 4, 5).plan(context, Restorable(lowest=4)) == Reset(Extend(0, 4))
+    assert synced(1, 2, 3, 4, 5).plan(context, lowest=3) == 3
+    assert synced(1, 2, 3, 4, 5).plan(context, lowest=4) == 0
 
 
 def test_a_saved_length_below_serves_where_trimming_cannot():
     context = Context((1, 2, 3, 8, 9))
-    saved = Restorable(lowest=5, saved=2)
-    assert synced(1, 2, 3, 4, 5).plan(context, saved) == Trim(2, Extend(2, 4))
-    beyond = Restorable(lowest=5, saved=4)
-    assert synced(1, 2, 3, 4, 5).plan(context, beyond) == Reset(Extend(0, 4))
+    assert synced(1, 2, 3, 4, 5).plan(context, lowest=5, saved=2) == 2
+    assert synced(1, 2, 3, 4, 5).plan(context, lowest=5, saved=4) == 0
 
 
 def test_a_failed_step_is_not_recorded():
     sync = synced(1, 2, 3)  # A step over 4 raised: nothing was recorded for it.
-    assert plan(sync, 1, 2, 3, 4, 5) == Extend(3, 4)
+    assert plan(sync, 1, 2, 3, 4, 5) == 3
 
 
 def test_a_failed_prefill_leaves_nothing():
     sync = synced(1, 2, 3)
     sync.record_reset()  # Before the passes, which then raised.
     assert sync.length == 0
-    assert plan(sync, 1, 2, 3, 4) == Reset(Extend(0, 3))
+    assert plan(sync, 1, 2, 3, 4) == 0
 
 
-def test_the_range_indexes_the_callers_context():
+def test_the_kept_length_indexes_the_callers_context():
     context = Context((1, 2, 3), (4, 5, 6))
-    wanted = synced(1, 2).plan(context, ANYWHERE)
-    assert isinstance(wanted, Extend)
-    assert between(context, wanted.start, wanted.stop) == [3, 4, 5]
+    kept = synced(1, 2).plan(context)
+    assert between(context, kept, len(context) - 1) == [3, 4, 5]
     assert between(context, 4, 6) == [5, 6]
     assert between(context, 0, 2) == [1, 2]
 
 
 def test_the_optimistic_suffix_is_compared_but_never_final():
     sync = synced(1, 2, 3, 4)
-    assert plan(sync, 1, 2, suffix=(3, 4, 5)) == AlreadySynced()
+    assert plan(sync, 1, 2, suffix=(3, 4, 5)) == 4
     assert sync.final == 2
-    assert plan(sync, 1, 2, 7, suffix=(8,)) == Trim(2, Extend(2, 3))
+    assert plan(sync, 1, 2, 7, suffix=(8,)) == 2
 
 
 def test_observed_tokens_become_final_only_as_far_as_they_agree():
@@ -146,11 +132,11 @@ def test_final_tokens_are_not_compared_again():
     """The work of a call does not grow with the context."""
     sync = synced(*range(1000))
     committed = Counting(range(1001))
-    sync.plan(Context(committed), ANYWHERE)
+    sync.plan(Context(committed))
     committed.extend([1001, 1002])
     committed.read = 0
     sync.record([1000])
-    sync.plan(Context(committed), ANYWHERE)
+    sync.plan(Context(committed))
     assert committed.read <= 4
 
 
@@ -177,27 +163,17 @@ def test_a_followed_plan_always_holds_all_but_the_last_token(data: st.DataObject
         context, whole = Context(committed, suffix), committed + suffix
         lowest = data.draw(st.integers(0, sync.length))
         saved = data.draw(st.none() | st.integers(0, sync.length))
-        before = whole_run(sync)
-        step = sync.plan(context, Restorable(lowest=lowest, saved=saved))
-        if isinstance(step, Trim):
-            assert step.length >= lowest or step.length == saved
-            assert before[: step.length] == whole[: step.length]
-            sync.record_trim(step.length)
-        elif isinstance(step, Reset):
-            sync.record_reset()
-        rest = step.then if isinstance(step, Trim | Reset) else step
-        if isinstance(rest, Extend):
-            assert rest.start == sync.length
-            sync.record(between(context, rest.start, rest.stop))
-        assert whole_run(sync) == whole[:-1]
+        before = list(sync.consumed)
+        kept = sync.plan(context, lowest=lowest, saved=saved)
+        assert kept in (0, saved, len(before)) or kept >= lowest
+        assert before[:kept] == whole[:kept]
+        sync.record_trim(kept)
+        sync.record(between(context, kept, len(context) - 1))
+        assert list(sync.consumed) == whole[:-1]
         drafts = data.draw(TOKENS)
         sync.record([whole[-1], *drafts[:-1]])
         kept = data.draw(st.integers(0, len(suffix)))
         new = suffix[:kept] + data.draw(TOKENS)
         sync.observe(Commit(position=len(committed), tokens=tuple(new)))
         committed = committed + new
-        assert whole_run(sync)[: sync.final] == committed[: sync.final]
-
-
-def whole_run(sync: DraftSync) -> list[int]:
-    return list(sync._consumed)
+        assert list(sync.consumed[: sync.final]) == committed[: sync.final]

@@ -1,8 +1,12 @@
 """Vocabularies are compared token by token."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from outrider.draft.model.vocab import Rows, lacking, make_rows, shared_vocabulary
+from outrider.draft.model.draft_model import make_draft_model
+from outrider.draft.model.vocab import missing_tokens, shared_vocabulary
 from outrider.errors import ConfigError
 
 TARGET = {0: "<s>", 1: "a", 2: "b", 3: "c"}
@@ -40,12 +44,14 @@ def test_an_empty_vocabulary_is_refused():
         shared_vocabulary(TARGET, {})
 
 
-def test_one_row_stands_for_all_tokens_beyond_the_models_own():
-    assert Rows(4, instead=2).of([0, 3, 4, 9, 1]) == [0, 3, 2, 2, 1]
-    assert make_rows(4, [9, 3, 2]) == Rows(4, instead=2), "the first end token that has a row"
-    assert make_rows(4, [9]) == Rows(4, instead=0)
-
-
 def test_what_a_model_lacks_are_tokens_and_no_padding():
-    assert lacking({**TARGET, 6: "</think>", 5: "<think>"}, 4) == [5, 6]
-    assert lacking(TARGET, 4) == []
+    assert missing_tokens({**TARGET, 6: "</think>", 5: "<think>"}, 4) == [5, 6]
+    assert missing_tokens(TARGET, 4) == []
+
+
+def test_the_first_end_token_that_has_a_row_is_read_for_those_that_a_model_lacks():
+    decoder: Any = SimpleNamespace(vocab_size=4, max_length=8)
+    for ends, instead in (([9, 3, 2], 2), ([9], 0)):
+        own: Any = SimpleNamespace(vocabulary=lambda: TARGET, end_tokens=ends)
+        model = make_draft_model("small", decoder, own, own, 4)
+        assert model.rows_of([0, 3, 4, 9, 1]) == [0, 3, instead, instead, 1]

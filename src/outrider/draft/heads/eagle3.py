@@ -1,42 +1,130 @@
-"""EAGLE-3 drafters (Li et al. 2025, arXiv 2503.01840) for one target.
+"""EAGLE-3 drafters (Li et al. 2025, arXiv 2503.01840): their config.json, network and loader.
 
 fc makes a feature of the taps. The first layer reads embedding and feature side by side, each
 normed; the feature is its residual stream. Further layers, where a file has them, are ordinary.
+How layer ids count is found from the file, because three packagings disagree:
+docs/decisions/eagle-packagings.md.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.draft.heads.eagle3_config import Eagle3Config, read_eagle3_config
 from outrider.draft.heads.one_token import Head
 from outrider.errors import CheckpointError
+from outrider.formats.files import read_json
 from outrider.formats.safetensors_folder import Checkpoint
 from outrider.formats.tensors import WeightReader
-from outrider.kernels.linear import Linear
 from outrider.kernels.norm import RmsNorm, fold_norm, length_eps, rms_norm, unit_rows
 from outrider.kernels.selftest import Kernels
 from outrider.models.attention import AttentionLayer
+from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder, Layer, Mlp
+from outrider.models.hf_config import parse_config
 from outrider.models.load import LoadOptions, build_layer, build_mlp, build_tables
 from outrider.models.pass_plan import PassPlan
 
+IDS = "eagle_aux_hidden_state_layer_ids"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
-@dataclass(frozen=True, slots=True)
-class FeatureProjection:
-    """fc of the taps [n, taps x hidden], in `groups` unit rows each where they are normed."""
 
-    fc: Linear
-    groups: int
-    eps: Tensor
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config:
+    """The description that an EAGLE-3 file gives.
 
-    def __call__(self, taps: Tensor) -> Tensor:
-        if self.groups:
-            taps = unit_rows(taps.unflatten(-1, (self.groups, -1)), self.eps).flatten(1)
-        return self.fc(taps)
+    layers: its decoder layers; `vocab_size` is the target's. layer_ids: as written, None for the
+    default. outputs: ids are 0-based layer outputs; else boundaries (the input of layer i, which is
+    the output of i - 1). The norm flags: see `_first_layer`,
+    `_projection` and `Head.feeds_normed`.
+    """
+
+    origin: str
+    packaging: str
+    layers: ModelConfig
+    draft_vocab: int
+    layer_ids: tuple[int, ...] | None
+    outputs: bool
+    target_hidden: int | None
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+    def taps_for(self, target: ModelConfig) -> tuple[int, ...]:
+        """The target's layers to tap, ascending; CheckpointError where the two do not fit."""
+        self._check_sizes(target)
+        count = target.num_layers
+        ids = self.layer_ids
+        taps = (1, count // 2 - 1, count - 4) if ids is None else ids
+        if ids is not None and not self.outputs:
+            taps = tuple(one - 1 for one in ids)
+        if list(taps) != sorted(set(taps)) or taps[0] < -1 or taps[-1] >= count:
+            raise CheckpointError(
+                f"{self.origin}: layer ids {list(ids or taps)} ask for the outputs of layers "
+                f"{list(taps)}, but the target has layers 0 to {count - 1}: use the target that "
+                "the drafter was trained for."
+            )
+        return taps
+
+    def _check_sizes(self, target: ModelConfig) -> None:
+        expected = {
+            "hidden size": (self.target_hidden or self.layers.hidden_size, target.hidden_size),
+            "vocabulary": (self.layers.vocab_size, target.vocab_size),
+        }
+        for what, (made_for, found) in expected.items():
+            if made_for != found:
+                raise CheckpointError(
+                    f"{self.origin}: the drafter was made for a target with a {what} of "
+                    f"{made_for}, but this one's is {found}: use the target that it was trained "
+                    "for."
+                )
+
+
+def is_eagle3(raw: Mapping[str, Any]) -> bool:
+    """True if a config.json describes an EAGLE-3 drafter.
+
+    SafeAILab's own files say only that their vocabulary is reduced; block drafters may say so too.
+    """
+    if kind := raw.get("speculators_model_type"):
+        return bool(kind == "eagle3")
+    named = any("eagle3" in str(name).lower() for name in raw.get("architectures") or ())
+    is_block = "dflash_config" in raw or "block_size" in raw
+    return named or ("draft_vocab_size" in raw and not is_block)
+
+
+def read_eagle3_config(folder: Path) -> Eagle3Config:
+    """Read `folder`/config.json; CheckpointError where it describes no EAGLE-3 drafter."""
+    origin = str(folder / "config.json")
+    raw = read_json(folder / "config.json")
+    if not is_eagle3(raw):
+        raise CheckpointError(
+            f"{origin}: architectures {raw.get('architectures')} is no EAGLE-3 drafter; method "
+            "eagle3 reads the files of SafeAILab, SpecForge and speculators."
+        )
+    nested = raw.get("eagle_config") or {}
+    flags = {**raw, **nested}
+    speculators = raw.get("speculators_model_type") is not None
+    body = dict(raw.get("transformer_layer_config") or raw) if speculators else dict(raw)
+    body.pop("auto_map", None)  # code of its author, which is not needed
+    body.setdefault("model_type", "qwen3" if speculators else "llama")
+    layers = parse_config({"num_hidden_layers": 1, **body}, origin=origin)
+    ids = tuple(flags[IDS]) if flags.get(IDS) else None
+    return Eagle3Config(
+        origin=origin,
+        packaging="speculators" if speculators else "SpecForge" if nested else "SafeAILab",
+        layers=layers,
+        draft_vocab=raw.get("draft_vocab_size") or layers.vocab_size,
+        layer_ids=ids,
+        # SpecForge counts outputs and begins at 1; everybody else counts boundaries.
+        outputs=bool(nested.get(IDS)) and nested[IDS][0] == 1,
+        target_hidden=raw.get("target_hidden_size"),
+        **{name: bool(flags.get(name)) for name in FLAGS},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +172,13 @@ def _decoder(
     config: Eagle3Config, reader: WeightReader, target: Decoder, kernels: Kernels
 ) -> Decoder:
     layers, names = config.layers, reader.checkpoint.names
-    shape = config.draft_vocab, layers.hidden_size
     first = reader.below("midlayer" if "midlayer.hidden_norm.weight" in names else "layers.0")
-    own_embedding = "embed_tokens.weight" in names
-    if not own_embedding and layers.hidden_size != target.config.hidden_size:
-        raise CheckpointError(
-            f"the drafter's hidden size {layers.hidden_size} is not the target's "
-            f"{target.config.hidden_size}, and it has no embed_tokens of its own: use the target "
-            "that it was trained for."
-        )
-    embedding = target.embedding
+    embedding = _embedding(config, reader, target)
     like = torch.empty(0, dtype=reader.dtype, device=reader.device)
-    if own_embedding:
-        embedding = reader.matrix("embed_tokens", layers.vocab_size, layers.hidden_size)
-    shared = "lm_head.weight" not in names and shape == (
-        layers.vocab_size,
-        target.config.hidden_size,
-    )
+    shape = config.draft_vocab, layers.hidden_size
+    head = target.head
+    if "lm_head.weight" in names or shape != (layers.vocab_size, target.config.hidden_size):
+        head = kernels.make_linear(reader.matrix("lm_head", *shape), use="head")
     return Decoder(
         config=layers,
         first=0,
@@ -113,10 +191,22 @@ def _decoder(
         exact=False,
         embedding=embedding,
         norm=rms_norm(reader.norm("norm", layers.hidden_size), layers.norm_eps),
-        head=target.head
-        if shared
-        else kernels.make_linear(reader.matrix("lm_head", *shape), use="head"),
+        head=head,
     )
+
+
+def _embedding(config: Eagle3Config, reader: WeightReader, target: Decoder) -> Tensor | None:
+    """The drafter's own embedding, or the target's."""
+    layers = config.layers
+    if "embed_tokens.weight" in reader.checkpoint.names:
+        return reader.matrix("embed_tokens", layers.vocab_size, layers.hidden_size)
+    if layers.hidden_size != target.config.hidden_size:
+        raise CheckpointError(
+            f"the drafter's hidden size {layers.hidden_size} is not the target's "
+            f"{target.config.hidden_size}, and it has no embed_tokens of its own: use the target "
+            "that it was trained for."
+        )
+    return target.embedding
 
 
 def _first_layer(config: Eagle3Config, reader: WeightReader, kernels: Kernels) -> Layer:
@@ -142,17 +232,20 @@ def _first_layer(config: Eagle3Config, reader: WeightReader, kernels: Kernels) -
 
 def _projection(
     config: Eagle3Config, taps: int, width: int, reader: WeightReader, kernels: Kernels
-) -> FeatureProjection:
-    """fc with the norms before it: one over all taps, one for each, or none."""
-    fc = reader.matrix("fc", config.layers.hidden_size, taps * width)
+) -> Callable[[Tensor], Tensor]:
+    """fc of taps [n, taps x hidden] after norms: one over all taps, one for each, or none."""
+    weight = reader.matrix("fc", config.layers.hidden_size, taps * width)
     groups = taps if config.fc_norm else int(config.norm_before_fc)
     if config.norm_before_fc:
-        fc = fold_norm(fc, reader.norm("input_norm", taps * width))
+        weight = fold_norm(weight, reader.norm("input_norm", taps * width))
     elif config.fc_norm:
         norms = torch.cat([reader.norm(f"fc_norm.{tap}", width) for tap in range(taps)])
-        fc = fold_norm(fc, norms / math.sqrt(taps))
-    eps = length_eps(config.layers.norm_eps, taps * width // max(groups, 1))
-    return FeatureProjection(kernels.make_linear(fc), groups, eps.to(fc.device))
+        weight = fold_norm(weight, norms / math.sqrt(taps))
+    fc = kernels.make_linear(weight)
+    if not groups:
+        return fc
+    eps = length_eps(config.layers.norm_eps, taps * width // groups).to(weight.device)
+    return lambda rows: fc(unit_rows(rows.unflatten(-1, (groups, -1)), eps).flatten(1))
 
 
 def _target_ids(config: Eagle3Config, reader: WeightReader) -> Tensor | None:

@@ -6,7 +6,8 @@ Drafting more than one token feeds the normed output back (as vLLM does).
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 from outrider.draft.heads.one_token import Head
 from outrider.errors import CheckpointError
 from outrider.formats.tensors import TensorSource, WeightReader
-from outrider.kernels.linear import Linear
 from outrider.kernels.norm import fold_norm, length_eps, rms_norm, unit_rows
 from outrider.kernels.selftest import Kernels
 from outrider.models.config import ModelConfig
@@ -25,18 +25,6 @@ from outrider.models.model_file import is_gguf, open_tensors
 
 READS_NORMED = True
 """True if the hidden state is read after the target's final norm: docs/decisions/mtp-hidden.md."""
-
-
-@dataclass(frozen=True, slots=True)
-class NormedJoin:
-    """fc of the unit rows of embedding and feature; the norms' weights are in the matrix."""
-
-    fc: Linear
-    eps: Tensor
-
-    def __call__(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        halves = torch.stack([embeddings, features], 1)
-        return self.fc(unit_rows(halves, self.eps).flatten(1))
 
 
 def mtp_tap(config: ModelConfig) -> int:
@@ -105,10 +93,16 @@ def _layers(
     )
 
 
-def _join(config: ModelConfig, reader: WeightReader, kernels: Kernels) -> NormedJoin:
+def _join(
+    config: ModelConfig, reader: WeightReader, kernels: Kernels
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """fc of the unit rows of embedding and feature; the norms' weights are in the matrix."""
     width = config.hidden_size
     norms = [reader.norm(f"pre_fc_norm_{half}", width) for half in ("embedding", "hidden")]
     # Each half has a length of its own, so the root of its width, not of both.
     weight = torch.cat(norms) * math.sqrt(0.5)
-    fc = fold_norm(reader.matrix("fc", width, 2 * width), weight)
-    return NormedJoin(kernels.make_linear(fc), length_eps(config.norm_eps, width).to(weight.device))
+    fc = kernels.make_linear(fold_norm(reader.matrix("fc", width, 2 * width), weight))
+    eps = length_eps(config.norm_eps, width).to(weight.device)
+    return lambda embeddings, features: fc(
+        unit_rows(torch.stack([embeddings, features], 1), eps).flatten(1)
+    )

@@ -1,31 +1,37 @@
-"""One-token heads on a target's hidden states: what MTP and EAGLE-3 have in common.
+"""One-token heads on a target's hidden states, and drafting with one: MTP, and EAGLE-3 as a chain.
 
 A head reads what the target made of position i, its *feature*, with the token at i + 1, and says
 what may follow at i + 2. Its own output stands for the feature of i + 1, so it can go on by itself.
-The pair (feature i, token i + 1) sits at position i of the head's own state, which is an argument
-as everywhere: a head holds weights only.
+The pair (feature i, token i + 1) sits at position i of the head's own state.
+
+The state holds true pairs only, features that the target made. What a head drafts on its own
+features is dropped after every proposal, accepted or not: those positions are run again when their
+true features have come.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from outrider.draft.base import DrafterSnapshot
+from outrider.draft.tap_drafter import TapDrafter
+from outrider.draft.token_choice import Chooser, DraftToken, as_draft
 from outrider.models.decoder import Decoder
 from outrider.models.pass_plan import Span
+from outrider.records import Context, Draft
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import StateSpec
-
-Join = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A head for one target.
+    """A head for one target; it holds weights only.
 
     taps: what it reads of the target, as `records.Needs` numbers it. layers: its layers, with
     the embedding, its own norm and the head matrix. read: taps [n, width] to features [n, hidden].
-    join: embeddings and features [n, hidden] to the rows of its first layer. feeds_normed: whether
+    join: embeddings and features [n, hidden] to the rows of its first layer. feeds_normed: True if
     the next feature is the normed output. ids: target ids int64 [rows of the head matrix], None
     where they are the same.
     """
@@ -34,7 +40,7 @@ class Head:
     taps: tuple[int, ...]
     layers: Decoder
     read: Callable[[Tensor], Tensor]
-    join: Join
+    join: Callable[[Tensor, Tensor], Tensor]
     feeds_normed: bool
     vocab_size: int
     ids: Tensor | None = None
@@ -66,3 +72,65 @@ class Head:
             spread = logits.new_full((len(logits), self.vocab_size), float("-inf"))
             logits = spread.index_copy_(1, self.ids, logits)
         return logits, normed if self.feeds_normed else output
+
+
+class HeadDrafter(TapDrafter):
+    """Drafts with a head for one session."""
+
+    def __init__(self, head: Head, chooser: Chooser) -> None:
+        super().__init__(head.name, head.taps, chooser)
+        self._head = head
+        self._state = head.new_state()
+        self._newest: Tensor | None = None
+
+    @torch.inference_mode()
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return up to `budget` tokens, None if unsure at once.
+
+        Takes one pass over the pairs that came since the last proposal, and one per further token.
+        """
+        self._backlog.check(self.name, context)
+        rows = self._head.layers.max_length - self._backlog.end + 1
+        self._catch_up()
+        return self._draft(len(context), min(budget, rows))
+
+    def snapshot(self) -> DrafterSnapshot | None:
+        """The state, and the features that it has not consumed."""
+        size = self._state.nbytes() + self._backlog.nbytes()
+        return DrafterSnapshot((self._state.copy(), self._backlog.copy(), self._newest), size)
+
+    def restore(self, snapshot: DrafterSnapshot) -> None:
+        """Go on from there."""
+        assert isinstance(snapshot.value, tuple)
+        state, backlog, self._newest = snapshot.value
+        self._state, self._backlog = state.copy(), backlog.copy()
+
+    def close(self) -> None:
+        """Free the state."""
+        self._state = self._head.new_state()
+        self._newest = None
+
+    def _consume(self, features: Tensor, tokens: Tensor) -> None:
+        """Run over true pairs; the last output stays."""
+        self._state.settle(self._backlog.start)  # of a pass that failed, nothing stays
+        outputs = self._head.run(self._head.read(features), tokens, self._state)
+        self._newest = outputs[-1:].clone()
+
+    def _draft(self, position: int, count: int) -> Draft | None:
+        """Up to `count` tokens from `position` on, each by a pass over the one before it."""
+        assert self._newest is not None, "the first commit came before the first proposal"
+        choices: list[DraftToken] = []
+        output = self._newest
+        try:
+            while len(choices) < count:
+                logits, feature = self._head.conclude(output)
+                choice = self._chooser.choose(logits, position + len(choices))
+                if choice is None:
+                    break
+                choices.append(choice)
+                if len(choices) < count:
+                    token = torch.tensor([choice.token], device=output.device)
+                    output = self._head.run(feature, token, self._state)
+        finally:
+            self._state.settle(self._backlog.end)
+        return as_draft(choices, self.name)

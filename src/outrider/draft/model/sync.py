@@ -1,4 +1,4 @@
-"""Which tokens a draft model's state must consume or forget before it can draft. Knows no model.
+"""The tokens that a draft model's state must consume or forget before it can draft. Knows no model.
 
 A wrong answer here corrupts drafts in silence: acceptance falls and nothing else shows it. So the
 decision is a small pure type, and it follows four rules. All but the last token of a context are
@@ -8,55 +8,9 @@ the new prefill. A state goes back only to a length that it can restore; below t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outrider.errors import StateError
 from outrider.records import Commit, Context
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadySynced:
-    """All but the last token of the context, and nothing else, were consumed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Consume the tokens `start` .. `stop - 1` of the caller's context."""
-
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trim:
-    """Go back to `length` consumed tokens, then do the rest."""
-
-    length: int
-    then: AlreadySynced | Extend
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Forget everything, then consume the context from its start."""
-
-    then: AlreadySynced | Extend
-
-
-Plan = AlreadySynced | Extend | Trim | Reset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restorable:
-    """Lengths that a state can go back to: all from `lowest` on, and that of a `saved` copy."""
-
-    lowest: int = 0
-    saved: int | None = None
-
-    def at_or_below(self, length: int) -> int | None:
-        """The greatest restorable length that is at most `length`, or None."""
-        if length >= self.lowest:
-            return length
-        return self.saved if self.saved is not None and self.saved <= length else None
 
 
 class DraftSync:
@@ -87,18 +41,18 @@ class DraftSync:
         """Number of them that are known to be committed, so that no plan goes back below."""
         return self._final
 
-    def plan(self, context: Context, restorable: Restorable) -> Plan:
-        """Return how to have consumed exactly all but the last token of `context` (not empty)."""
+    def plan(self, context: Context, *, lowest: int = 0, saved: int | None = None) -> int:
+        """Return how many consumed tokens to keep, where `restorable` lets the state go back to.
+
+        The state goes back there (0: it is reset), then consumes the rest of `context` but for its
+        last token. `context` is not empty.
+        """
         self._check(context)
-        wanted = len(context) - 1
-        common = self._common(context, wanted)
+        common = self._common(context, len(context) - 1)
         self._final = min(common, len(context.committed))
-        if not self._consumed:
-            return Reset(_rest(0, wanted))
         if common == self.length:
-            return _rest(common, wanted)
-        length = restorable.at_or_below(common)
-        return Reset(_rest(0, wanted)) if length is None else Trim(length, _rest(length, wanted))
+            return common
+        return restorable(common, lowest, saved) or 0
 
     def holds(self, context: Context) -> bool:
         """True if exactly `context`, its last token included, was consumed."""
@@ -146,6 +100,16 @@ class DraftSync:
             )
 
 
+def restorable(length: int, lowest: int, saved: int | None) -> int | None:
+    """The greatest length of at most `length` that a state can go back to, or None.
+
+    It can go back to any from `lowest` on, and to that of a `saved` copy.
+    """
+    if length >= lowest:
+        return length
+    return saved if saved is not None and saved <= length else None
+
+
 def between(context: Context, start: int, stop: int) -> list[int]:
     """Return the tokens `start` .. `stop - 1` of a context, optimistic suffix included."""
     committed = len(context.committed)
@@ -163,7 +127,3 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
         if mine != theirs:
             return count
     return min(len(one), len(other))
-
-
-def _rest(start: int, wanted: int) -> AlreadySynced | Extend:
-    return Extend(start, wanted) if start < wanted else AlreadySynced()

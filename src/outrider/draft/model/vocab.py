@@ -1,4 +1,4 @@
-"""The target's token ids in a draft model: which it shares, and which it lacks.
+"""The target's token ids in a draft model: those that it shares, and those that it lacks.
 
 A target may know more tokens than its draft model, as a fine-tune that thinks does. They are never
 proposed. Where one stands in a text, the draft model's state consumes the row of another token in
@@ -6,31 +6,12 @@ its place, so that positions agree and drafting goes on; what was consumed is st
 target's ids. Drafts right after such a token may be worse; what is committed never changes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from outrider.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The `count` rows of a draft model's embedding, and the one that stands for ids beyond."""
-
-    count: int
-    instead: int = 0
-
-    def of(self, tokens: Sequence[int]) -> list[int]:
-        """The rows to embed for the target's ids."""
-        return [token if token < self.count else self.instead for token in tokens]
-
-
-def make_rows(count: int, end_tokens: Iterable[int]) -> Rows:
-    """Rows of a model with `count` of them: its first end token stands for what it lacks, since
-    a text rarely goes on from there by the words before it; without one, id 0."""
-    return Rows(count, min((token for token in end_tokens if token < count), default=0))
-
-
-def lacking(target: Mapping[int, str], rows: int) -> list[int]:
+def missing_tokens(target: Mapping[int, str], rows: int) -> list[int]:
     """Ids of the target's tokens beyond `rows` rows, in order; padding rows are no tokens."""
     return sorted(token for token in target if token >= rows)
 

@@ -5,12 +5,11 @@ import random
 import pytest
 import torch
 
-from outrider.draft.choice import GreedyChooser, SampledChooser
-from outrider.draft.features import PASS_ROWS
 from outrider.draft.heads.eagle3 import load_eagle3
-from outrider.draft.heads.head_drafter import HeadDrafter
 from outrider.draft.heads.mtp import load_mtp
-from outrider.draft.heads.one_token import Head
+from outrider.draft.heads.one_token import Head, HeadDrafter
+from outrider.draft.tap_drafter import PASS_ROWS
+from outrider.draft.token_choice import GreedyChooser, SampledChooser
 from outrider.errors import StageError
 from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder

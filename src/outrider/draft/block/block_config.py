@@ -1,19 +1,23 @@
-"""The packagings of block drafters: z-lab, DeepSpec, SpecForge and speculators folders. Torch-free.
+"""Configuration of a block drafter: how its file is to be read, from four packagings. Torch-free.
 
-What tensors tell counts before what `config.json` says: the latter is often copied from another
-model. Keys and names: z-lab/dflash, deepseek-ai/DeepSpec, sgl-project/SpecForge and
+A row read one off is accepted almost never, and the text is still right, so nobody would notice.
+Therefore the layout comes from the file, each fact with where it was found, and a request that
+contradicts it is refused. Tensors count before `config.json`: the latter is often copied from
+another model. Keys and names: z-lab/dflash, deepseek-ai/DeepSpec, sgl-project/SpecForge and
 vllm-project/speculators as of 2026-08.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar, get_args
 
-from outrider.draft.block.layout import BlockLayout, Fact, Lineage, Markov
-from outrider.errors import CheckpointError
+from outrider.errors import CheckpointError, ConfigError
 from outrider.models.config import ModelConfig
 from outrider.models.hf_config import parse_config
 
+T = TypeVar("T")
+Lineage = Literal["dflash", "dspark"]
+Markov = Literal["vanilla", "gated", "rnn"]
 Json = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -37,6 +41,70 @@ NEUTRAL: Mapping[str, float | None] = {
     "final_logit_softcapping": None,
 }
 """Keys that change the arithmetic, with the only value that is supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(Generic[T]):
+    """A value and the tensor, key or convention that tells it."""
+
+    value: T
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.found})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """Rows of a block and what they mean.
+
+    A block is the newest token, the anchor, and masks after it. With `sample_from_anchor` row k
+    predicts the (k + 1)-th token after the anchor, else row k the k-th and row 0 nothing. `taps`
+    count as `records.Needs` does. `rank` is that of the Markov head, `log_snr` the least and
+    the largest value of the conditioning.
+    """
+
+    lineage: Fact[Lineage]
+    sample_from_anchor: Fact[bool]
+    block_size: int
+    mask_token: int
+    taps: tuple[int, ...]
+    markov: Markov | None = None
+    rank: int = 0
+    confidence: Literal["hidden", "hidden+markov"] | None = None
+    log_snr: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_drafts < 1:
+            raise CheckpointError(
+                f"block_size = {self.block_size} leaves no row that predicts: it must be at least "
+                f"{1 + self.first_row}."
+            )
+
+    @property
+    def first_row(self) -> int:
+        """The first row that predicts."""
+        return 0 if self.sample_from_anchor.value else 1
+
+    @property
+    def max_drafts(self) -> int:
+        """Tokens that a whole block drafts."""
+        return self.block_size - self.first_row
+
+    def describe(self) -> dict[str, object]:
+        """For `outrider inspect` and the log."""
+        return {
+            "lineage": str(self.lineage),
+            "sample_from_anchor": str(self.sample_from_anchor),
+            "first_row": self.first_row,
+            "block_size": self.block_size,
+            "max_drafts": self.max_drafts,
+            "mask_token": self.mask_token,
+            "taps": list(self.taps),
+            "markov_head": f"{self.markov}, rank {self.rank}" if self.markov else None,
+            "confidence_head": self.confidence,
+            "log_snr": list(self.log_snr) if self.log_snr else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +133,32 @@ class BlockConfig:
     def describe(self) -> dict[str, object]:
         """For `outrider inspect` and the log."""
         return {"packaging": self.packaging, **self.layout.describe()}
+
+
+def check_method(method: str, layout: BlockLayout, origin: str) -> None:
+    """Refuse a file whose lineage is not the method asked for, and say what reading it so means."""
+    lineage = layout.lineage
+    if method == lineage.value:
+        return
+    raise ConfigError(
+        f"speculative.method = {method!r} does not fit {origin}, whose lineage is {lineage} with "
+        f"sample_from_anchor = {layout.sample_from_anchor}: {_consequence(method, layout)}; use "
+        f"speculative.method = {lineage.value!r}."
+    )
+
+
+def _consequence(method: str, layout: BlockLayout) -> str:
+    """Consequence for a file that is read as `method` reads its own kind."""
+    if method not in get_args(Lineage):
+        return "it reads the target's hidden states and drafts nothing by itself"
+    assumed = 0 if method == "dspark" else 1
+    if layout.first_row < assumed:
+        return "every draft would be read one row late, and almost none would be accepted"
+    if layout.first_row > assumed:
+        return "every draft would be read one row early, and almost none would be accepted"
+    if layout.confidence:
+        return "the rows would be right, only drafts would not end where confidence is low"
+    return "the rows would be right, but there is no Markov head to correct them"
 
 
 def is_block_drafter(raw: Json) -> bool:
@@ -200,7 +294,9 @@ def _sample_from_anchor(raw: Json, packaging: str, markov: Markov | None) -> Fac
     return Fact(ANCHOR_FIRST[packaging], f"{packaging} packaging")
 
 
-def _confidence(shapes: Shapes, hidden: int, rank: int) -> Any:
+def _confidence(
+    shapes: Shapes, hidden: int, rank: int
+) -> Literal["hidden", "hidden+markov"] | None:
     if CONFIDENCE not in shapes:
         return None
     width = shapes[CONFIDENCE][1]

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from outrider.draft.lookup.copying import LASTING
-from outrider.draft.lookup.suffix import SuffixDrafter, SuffixSettings
+from outrider.draft.lookup.suffix import LASTING, SuffixDrafter
 from outrider.errors import ConfigError, StateError
 from outrider.records import Commit, Context
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 SUFFIX = st.lists(st.integers(0, 2), max_size=6)
-ANY_MATCH = SuffixSettings(min_match=1, growth=100)
 
 
-def drafter_for(committed: Sequence[int], settings: SuffixSettings = ANY_MATCH) -> SuffixDrafter:
-    drafter = SuffixDrafter(settings)
+def drafter_for(
+    committed: Sequence[int], *, min_match: int = 1, growth: int = 100, capacity: int = 65_536
+) -> SuffixDrafter:
+    drafter = SuffixDrafter(min_match=min_match, growth=growth, capacity=capacity)
     drafter.observe(Commit(position=0, tokens=tuple(committed)))
     return drafter
 
@@ -71,7 +71,7 @@ def test_the_draft_continues_the_most_recent_longest_match(
 def test_drafts_grow_with_the_match_up_to_the_budget(
     committed: list[int], min_match: int, growth: int, budget: int
 ) -> None:
-    drafter = drafter_for(committed, SuffixSettings(min_match=min_match, growth=growth))
+    drafter = drafter_for(committed, min_match=min_match, growth=growth)
     draft = drafter.propose(Context(committed), budget)
     length, _ = longest_match(committed, ())
     if length < min_match:
@@ -102,7 +102,7 @@ def test_an_optimistic_suffix_leaves_no_trace(
 def test_commits_in_pieces_equal_one_commit() -> None:
     chance = random.Random(3)
     tokens = [chance.randrange(4) for _ in range(300)]
-    whole, pieces, position = drafter_for(tokens), SuffixDrafter(ANY_MATCH), 0
+    whole, pieces, position = drafter_for(tokens), drafter_for(()), 0
     while position < len(tokens):
         part = tuple(tokens[position : position + chance.randrange(1, 9)])
         pieces.observe(Commit(position=position, tokens=part))
@@ -119,7 +119,7 @@ def test_a_loop_is_drafted_beyond_the_newest_token() -> None:
 
 def test_a_repetitive_text_stays_cheap_and_right() -> None:
     tokens = [5] * 2000
-    drafter = drafter_for(tokens, SuffixSettings())
+    drafter = drafter_for(tokens, growth=2)
     draft = drafter.propose(Context(tokens), 16)
     assert draft is not None
     assert draft.tokens == (5,) * 16
@@ -131,7 +131,7 @@ def test_old_tokens_are_forgotten_and_recent_ones_kept(distance: int, found: boo
     for shift in range(40):
         filler = range(100, 100 + distance - 3)
         tokens = [*range(1000, 1000 + shift), 1, 2, 3, *filler, 1, 2]
-        drafter = drafter_for(tokens, SuffixSettings(min_match=2, capacity=40))
+        drafter = drafter_for(tokens, min_match=2, growth=2, capacity=40)
         draft = drafter.propose(Context(tokens), 1)
         assert (None if draft is None else draft.tokens) == ((3,) if found else None)
 
@@ -146,6 +146,6 @@ def test_a_missed_commit_is_refused() -> None:
 
 @pytest.mark.parametrize(("key", "least"), [("min_match", 1), ("growth", 0), ("capacity", 2)])
 def test_settings_are_checked(key: str, least: int) -> None:
-    SuffixSettings(**{key: least})
+    SuffixDrafter(**{key: least})
     with pytest.raises(ConfigError, match=f"{key} = {least - 1} must be {least} or more"):
-        SuffixSettings(**{key: least - 1})
+        SuffixDrafter(**{key: least - 1})

@@ -4,13 +4,14 @@ They come with the commits; drafters that read them catch up when they are next 
 is bounded: a drafter that is never asked consumes a full backlog all the same.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outrider.draft.choice import Chooser
+from outrider.draft.base import Drafter
+from outrider.draft.token_choice import Chooser
 from outrider.errors import StageError
 from outrider.records import Commit, Context, Needs
 
@@ -81,7 +82,7 @@ class Backlog:
         self.start += count
 
 
-class TapDrafter(ABC):
+class TapDrafter(Drafter):
     """Common part of drafters that read hidden states; one window at a time, since true features
     come with the verdict."""
 

@@ -2,18 +2,21 @@
 
 DFlash (arXiv 2602.06036). Context rows have no queries of their own: every layer turns the same
 projected features into keys and values, once, when they come. Block rows write theirs after the
-context, where the next block overwrites them.
+context, where the next block overwrites them. A pass runs by torch's operations, or as one call of
+a compiled kernel.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.draft.block.compiled import CompiledTrunk
-from outrider.draft.block.formats import View
+from outrider.draft.block.block_config import View
+from outrider.kernels.fused import Fused, Product
 from outrider.kernels.linear import Linear
 from outrider.kernels.norm import RmsNorm, unit_rows
 from outrider.kernels.rope import rotate
@@ -21,6 +24,10 @@ from outrider.models.attention import AttentionLayer
 from outrider.models.decoder import DecoderLayer
 from outrider.state.spec import PAGE, AttentionSpec, StateSpec
 
+ONE_THREADS = 1 << 19
+"""Weights of the largest product that threads would not share; a pass in one call has one."""
+Array = Any
+"""A numpy array, as compiled kernels take them."""
 Sight = tuple[list[int], list[int]]
 """The first and the last position that each row of a block sees; neither ever falls."""
 
@@ -54,6 +61,102 @@ class BlockContext:
         if needed > held:
             sizes[self._axis] = max(needed, 2 * held) - held
             self.storage = torch.cat([self.storage, self.storage.new_zeros(sizes)], self._axis)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledTrunk:
+    """Passes of a trunk by `jit_block`, with its weights as the kernels take them.
+
+    products: keeps alive what addresses lead to. layers int64 [layers, 4, 2]: addresses of weight
+    and bias of queries, keys and values, of the attention's output, of gates and ups, and of the
+    network's output. context int64 [2, 2]: those of `read` and `keep`. shape: query and key-value
+    heads, width, inner size. head_scales [layers, heads, width], key_scales [layers * heads, width]
+    and `norm` [hidden]: scales of norms. eps: of rows, of heads. turns: as the trunk has them.
+    """
+
+    fused: Fused
+    products: tuple[Product, ...]
+    layers: Array
+    context: Array
+    hidden: int
+    shape: tuple[int, int, int, int]
+    head_scales: Array
+    key_scales: Array
+    norm: Array
+    eps: tuple[float, float]
+    turns: Array
+
+    def run(self, x: Tensor, wanted: int, start: int, kept: Tensor, seen: Tensor) -> Tensor:
+        """Normed outputs of the first `wanted` rows x [n, hidden] after `start` context rows.
+
+        They replace the rows. seen [layers, 2, n]: first and last position that each row sees.
+        """
+        self.fused.block.run_block(
+            x.numpy(),
+            wanted,
+            start,
+            kept.numpy(),
+            seen.numpy(),
+            self.layers,
+            self.shape,
+            self.head_scales,
+            self.norm,
+            self.eps,
+            self.turns,
+        )
+        return x.narrow(0, 0, wanted)
+
+    def keep(self, features: Tensor, start: int, kept: Tensor) -> None:
+        """Write keys and values of features [n, width] at positions from `start` on."""
+        self.fused.block.keep_features(
+            features.contiguous().numpy(),
+            start,
+            kept.numpy(),
+            self.context,
+            self.hidden,
+            self.key_scales,
+            self.eps,
+            self.turns,
+        )
+
+
+def compiled_trunk(
+    layers: Sequence[DecoderLayer],
+    consumers: Sequence[Linear],
+    norms: tuple[RmsNorm, RmsNorm],
+    turns: Tensor,
+) -> CompiledTrunk | None:
+    """The compiled form of a trunk, None where kernels or any product are torch's.
+
+    consumers: its `read` and `keep`. norms: its `key_norm` and `norm`.
+    """
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionLayer)]
+    fused, mlps = mixers[0].fused, [layer.mlp for layer in layers]
+    linears = list(consumers)
+    for mixer, mlp in zip(mixers, mlps, strict=True):
+        linears += [mixer.project, mixer.out, mlp.gate_up, mlp.down]
+    products = [one.kernel for one in linears if isinstance(one.kernel, Product)]
+    if fused is None or len(products) < len(linears):
+        return None
+    if torch.get_num_threads() > 1 and max(one.weight.size for one in products) > ONE_THREADS:
+        return None
+    places = [[one.weight.ctypes.data, one.bias.ctypes.data] for one in products]
+    addresses = torch.tensor(places).numpy()
+    scales = [torch.from_numpy(mixer.fused_weights[0]) for mixer in mixers]
+    key_norm, norm = norms
+    return CompiledTrunk(
+        fused=fused,
+        products=tuple(products),
+        layers=addresses[2:].reshape(-1, 4, 2),
+        context=addresses[:2],
+        hidden=consumers[0].out_features,
+        shape=(*mixers[0].shape[:3], mlps[0].down.in_features),
+        head_scales=torch.stack(scales).numpy(),
+        key_scales=key_norm.scale.numpy(),
+        norm=norm.scale.numpy(),
+        eps=(norm.eps.item(), key_norm.eps.item()),
+        turns=turns.numpy(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

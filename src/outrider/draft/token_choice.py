@@ -1,9 +1,12 @@
-"""Which token a drafter proposes after a row of its logits, and when it would rather stop."""
+"""Choice of the token that a drafter proposes after a row of its logits, and where it stops.
+
+Stopping may depend on the row's distribution, never on the token that is drawn from it: what is
+accepted would not be distributed as the target's own tokens otherwise.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from outrider.sampling.rng import Key, Purpose, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class DraftToken:
     """A proposed token; `confidence` is the largest probability of its row, whatever was drawn.
 
     `probs`, float64 [target rows], is the distribution that a sampled token was drawn from.
@@ -27,24 +30,10 @@ class Choice:
     probs: Tensor | None = None
 
 
-class Chooser(Protocol):
-    """Picks the token after a row, or None where the draft should end before it.
-
-    Ending may depend on the row's distribution, never on the token that is drawn from it: what is
-    accepted would not be distributed as the target's own tokens otherwise.
-    """
-
-    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
-        """Look at `logits` [1, draft rows] for the token at absolute `position`.
-
-        `sure` is the row's confidence, where the drafter knows it without the chooser.
-        """
-
-
 class GreedyChooser:
-    """The likeliest of the `vocab_size` tokens that draft and target share, the first of equals.
+    """Argmax over the `vocab_size` tokens that draft and target share, the first of equals.
 
-    A draft ends where the likeliest token has less than `min_probability`.
+    A draft ends where that token has less than `min_probability`.
     """
 
     def __init__(self, *, vocab_size: int, min_probability: float = 0.0) -> None:
@@ -52,14 +41,17 @@ class GreedyChooser:
         self.vocab_size = vocab_size
         self.min_probability = min_probability
 
-    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
-        """See `Chooser`."""
+    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> DraftToken | None:
+        """The token for absolute `position` by its `logits` [1, draft rows]; None ends the draft.
+
+        `sure` is the row's confidence, where the drafter knows it without the chooser.
+        """
         row = logits[0] if logits.shape[1] == self.vocab_size else logits[0, : self.vocab_size]
         confidence = top_probabilities(row[None])[0] if sure is None else sure
         check_finite(confidence, position)
         if confidence < self.min_probability:
             return None
-        return Choice(token=int(row.argmax()), confidence=confidence)
+        return DraftToken(token=int(row.argmax()), confidence=confidence)
 
 
 class SampledChooser:
@@ -87,8 +79,8 @@ class SampledChooser:
         self._vocab_size, self._target_rows = vocab_size, target_rows
         self._key, self._min_probability = key, min_probability
 
-    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> Choice | None:
-        """See `Chooser`."""
+    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> DraftToken | None:
+        """As `GreedyChooser.choose`."""
         probs = probabilities(logits[0, : self._vocab_size], self._sampling, None)
         confidence = float(probs.max()) if sure is None else sure
         if confidence < self._min_probability:
@@ -96,7 +88,10 @@ class SampledChooser:
         token = draw(probs, self._key.uniform(position, Purpose.DRAFT))
         padded = probs.new_zeros(self._target_rows)
         padded[: self._vocab_size] = probs
-        return Choice(token=token, confidence=confidence, probs=padded)
+        return DraftToken(token=token, confidence=confidence, probs=padded)
+
+
+Chooser = GreedyChooser | SampledChooser
 
 
 def top_probabilities(logits: Tensor) -> list[float]:
@@ -105,7 +100,7 @@ def top_probabilities(logits: Tensor) -> list[float]:
     return [1.0 / total for total in totals]
 
 
-def as_draft(choices: Sequence[Choice], source: str, rollback_ms: float = 0.0) -> Draft | None:
+def as_draft(choices: Sequence[DraftToken], source: str, rollback_ms: float = 0.0) -> Draft | None:
     """Return the choices as a draft, None if there are none."""
     if not choices:
         return None

@@ -1,4 +1,11 @@
-"""From a drafter's folder to a `BlockModel` for one target, or a refusal that says what differs."""
+"""From a block drafter's files to a `BlockModel` for one target, or a refusal that says why.
+
+A drafter is a folder or a GGUF file, whose words and tensors are read as those of a folder.
+Architecture `dflash` has the keys and tensors of llama.cpp, and of PrismML's fork for log-SNR
+conditioning; its target layers count as entries of transformers' `hidden_states` do. `dspark` is
+that fork's older form: the drafter's own keys have the prefix twice, target layers count from the
+output of the first, and there is no vocabulary. Blocks are not causal in either.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -9,47 +16,139 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.draft.block import gguf
-from outrider.draft.block.compiled import compiled_trunk, greedy_rows
-from outrider.draft.block.formats import (
+from outrider.draft.base import LengthWarning
+from outrider.draft.block.block_config import (
     CONFIDENCE,
+    GGUF,
     LOG_SNR,
     MARKOV_CODE,
     BlockConfig,
     Shapes,
+    check_method,
     is_block_drafter,
     parse_block,
 )
-from outrider.draft.block.gguf import BlockTensors
-from outrider.draft.block.heads import FREQUENCIES, ConfidenceHead, LogSnr, MarkovHead
-from outrider.draft.block.layout import check_method
-from outrider.draft.block.model import BlockModel
-from outrider.draft.block.trunk import Trunk
-from outrider.draft.reach import Reach
+from outrider.draft.block.block_drafter import BlockModel
+from outrider.draft.block.block_heads import (
+    FREQUENCIES,
+    ConfidenceHead,
+    MarkovHead,
+    greedy_rows,
+    log_snr_rows,
+)
+from outrider.draft.block.block_trunk import Trunk, compiled_trunk
 from outrider.errors import CheckpointError
 from outrider.formats.files import read_json, read_json_or_empty
-from outrider.formats.gguf_file import open_gguf
+from outrider.formats.gguf_file import GgufFile, open_gguf
 from outrider.formats.safetensors_folder import Checkpoint
-from outrider.formats.tensors import WeightReader
+from outrider.formats.tensors import TensorSource, WeightReader
 from outrider.kernels.linear import Linear
 from outrider.kernels.norm import fold_norm, rms_norm
 from outrider.kernels.rope import paired
 from outrider.kernels.selftest import Kernels
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
+from outrider.models.gguf_config import dense_words
+from outrider.models.gguf_tensors import ATTENTION, LAYER, GgufTensors, Stored
 from outrider.models.load import build_layer
 from outrider.models.model_file import is_gguf
 from outrider.models.rope import rope_tables
 
 LOG = logging.getLogger(__name__)
-EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", gguf.MAP
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 MASK_VECTOR = "mask_embedding.pt"
+ARCHITECTURE, OLDER = "dflash", "dspark"
+MAP = "d2t"
+TOP = {
+    "fc": "fc",
+    "hidden_norm": "enc.output_norm",
+    "norm": "output_norm",
+    "embed_tokens": "token_embd",
+    "lm_head": "output",
+    "markov_head.markov_w1": "markov_w1",
+    "markov_head.markov_w2": "markov_w2",
+    "confidence_head.proj": "conf_proj",
+    "log_snr_embed.fc1": "log_snr_fc1",
+    "log_snr_embed.fc2": "log_snr_fc2",
+}
+OLDER_TOP = {
+    "fc": "dspark.fc",
+    "hidden_norm": "dspark.hidden_norm",
+    "markov_head.markov_w1": "dspark.markov_head_a",
+    "markov_head.markov_w2": "dspark.markov_head_b",
+    "confidence_head.proj": "dspark.confidence_head",
+    "log_snr_embed.fc1": "dspark.log_snr_fc1",
+    "log_snr_embed.fc2": "dspark.log_snr_fc2",
+}
+OWN_KEYS = ("block_size", "sample_from_anchor", "markov_rank", "min_log_snr", "max_log_snr")
+
+
+def _gguf_words(file: GgufFile) -> dict[str, Any]:
+    """The file's metadata in the words of a config.json."""
+    kind = file.text("general.architecture")
+    older = kind == OLDER
+    own = f"{OLDER}.{OLDER}" if older else kind
+    shape = dense_words(file, kind, "dspark.markov_head_a.weight" if older else "token_embd.weight")
+    found = {**shape, "architectures": [GGUF], "is_causal": False}
+    layers = file.numbers(f"{own}.target_layers")
+    found["aux_hidden_state_layer_ids"] = [int(layer) + older for layer in layers]
+    mask = f"{own}.mask_token_id" if older else "tokenizer.ggml.mask_token_id"
+    found["mask_token_id"] = file.number(mask)
+    for key in OWN_KEYS:
+        if (name := f"{own}.{key}") in file.values:
+            found[key] = file.values[name]
+    if window := file.number(f"{kind}.attention.sliding_window", 0):
+        pattern = file.numbers(f"{kind}.attention.sliding_window_pattern")
+        kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+        found |= {"sliding_window": window, "layer_types": kinds}
+    return found
+
+
+class BlockTensors(GgufTensors):
+    """The tensors of such a file."""
+
+    def __init__(self, file: GgufFile) -> None:
+        TensorSource.__init__(self, file.path)
+        self._file = file
+        self._stored = {_named(name): Stored(name, torch.clone) for name in file.tensors}
+        self._others = set()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors by name; a single output row is no dimension here."""
+        shapes = {name: self._file.tensors[own.name].shape for name, own in self._stored.items()}
+        if shape := shapes.get(CONFIDENCE):
+            shapes[CONFIDENCE] = (1, shape[-1])
+        return shapes
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor `name` in `dtype`; the map as offsets, which a GGUF file has as ids."""
+        if name != MAP or name not in self._stored:
+            return super().take(name, shape, dtype).reshape(shape)
+        self.leave([name])
+        return (self._file.integers(name) - torch.arange(shape[0])).to(dtype)
+
+
+_NAMES = {stored: name for names in (TOP, OLDER_TOP) for name, stored in names.items()}
+_LAYERS = {
+    stored: name
+    for name, stored in {**LAYER, **ATTENTION, "post_attention_layernorm": "ffn_norm"}.items()
+}
+
+
+def _named(stored: str) -> str:
+    """A stored name's counterpart in a folder, or itself where there is none."""
+    stem, _, kind = stored.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{kind}"
+    number, _, part = stem.removeprefix("blk.").partition(".")
+    return f"layers.{number}.{_LAYERS[part]}.{kind}" if part in _LAYERS else stored
 
 
 def holds_block_drafter(path: Path) -> bool:
     """True if a folder or GGUF file holds a block drafter, of a supported kind or not."""
     if is_gguf(path):
-        return open_gguf(path).text("general.architecture") in (gguf.ARCHITECTURE, gguf.OLDER)
+        return open_gguf(path).text("general.architecture") in (ARCHITECTURE, OLDER)
     return is_block_drafter(read_json_or_empty(path / "config.json"))
 
 
@@ -57,7 +156,7 @@ def open_block(path: Path) -> tuple[Mapping[str, Any], Checkpoint | BlockTensors
     """A drafter's configuration in a folder's words, and its tensors, to be entered."""
     if is_gguf(path):
         file = open_gguf(path)
-        return gguf.words(file), BlockTensors(file)
+        return _gguf_words(file), BlockTensors(file)
     return read_json(path / "config.json"), Checkpoint(path)
 
 
@@ -148,7 +247,7 @@ class _Parts:
             added=self._log_snr(),
             ids=ids,
             greedy=greedy_rows(trunk.mixer(0).fused, markov, confidence, ids),
-            reach=Reach(f"the drafter {self.reader.checkpoint.folder}"),
+            warning=LengthWarning(f"the drafter {self.reader.checkpoint.folder}"),
         )
 
     def _has(self, name: str) -> bool:
@@ -294,4 +393,4 @@ class _Parts:
             (below.matrix(name, width, inner), below.vector(f"{name}.bias", width))
             for name, inner in (("fc1", 2 * FREQUENCIES), ("fc2", width))
         ]
-        return LogSnr(low=span[0], high=span[1], inner=pairs[0], outer=pairs[1]).rows()
+        return log_snr_rows(*span, *pairs)

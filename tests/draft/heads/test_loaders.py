@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.draft.heads.eagle3 import load_eagle3
-from outrider.draft.heads.eagle3_config import read_eagle3_config
+from outrider.draft.heads.eagle3 import load_eagle3, read_eagle3_config
 from outrider.draft.heads.mtp import load_mtp
 from outrider.errors import CheckpointError
 from outrider.kernels.selftest import Kernels

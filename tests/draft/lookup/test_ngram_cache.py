@@ -2,23 +2,24 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.draft.lookup.ngram_cache import NgramCacheDrafter, NgramSettings
+from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
 from outrider.errors import ConfigError, StateError
 from outrider.records import Commit, Context
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=50)
-STRICT = NgramSettings(min_count=(3, 2, 2, 1), min_share=(0.7, 0.6, 0.5, 0.5))
+Rules = dict[str, tuple[float, ...]]
+STRICT: Rules = {"min_count": (3, 2, 2, 1), "min_share": (0.7, 0.6, 0.5, 0.5)}
+DEFAULT: Rules = {"min_count": (3, 2, 1, 1), "min_share": (0.6, 0.6, 0.6, 0.6)}
 
 
-def drafter_for(
-    committed: Sequence[int], settings: NgramSettings | None = None
-) -> NgramCacheDrafter:
-    drafter = NgramCacheDrafter(settings)
+def drafter_for(committed: Sequence[int], **settings: Any) -> NgramCacheDrafter:
+    drafter = NgramCacheDrafter(**settings)
     drafter.observe(Commit(position=0, tokens=tuple(committed)))
     return drafter
 
@@ -44,37 +45,35 @@ def first_to_most(tokens: Sequence[int]) -> int:
     return best
 
 
-def trusted(committed: Sequence[int], context: list[int], rules: NgramSettings) -> int | None:
+def trusted(committed: Sequence[int], context: list[int], rules: Rules) -> int | None:
     for order in range(min(4, len(context)), 0, -1):
         seen = followers(committed, context[-order:])
         if seen:
             best = first_to_most(seen)
             count = seen.count(best)
-            share = rules.min_share[order - 1]
-            if count >= rules.min_count[order - 1] and count >= share * len(seen):
+            share = rules["min_share"][order - 1]
+            if count >= rules["min_count"][order - 1] and count >= share * len(seen):
                 return best
     return None
 
 
 @settings(max_examples=200, deadline=None)
-@given(TEXT, st.lists(st.integers(0, 2), max_size=5), st.sampled_from([STRICT, NgramSettings()]))
-def test_drafts_equal_a_recount(
-    committed: list[int], suffix: list[int], rules: NgramSettings
-) -> None:
+@given(TEXT, st.lists(st.integers(0, 2), max_size=5), st.sampled_from([STRICT, DEFAULT]))
+def test_drafts_equal_a_recount(committed: list[int], suffix: list[int], rules: Rules) -> None:
     expected: list[int] = []
     while len(expected) < 6:
         token = trusted(committed, [*committed, *suffix, *expected], rules)
         if token is None:
             break
         expected.append(token)
-    draft = drafter_for(committed, rules).propose(Context(committed, suffix), 6)
+    draft = drafter_for(committed, **rules).propose(Context(committed, suffix), 6)
     assert (draft.tokens if draft else ()) == tuple(expected)
 
 
 def test_confidence_is_the_share_with_one_unseen_case() -> None:
     tokens = [1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 4, 9, 1, 2]
-    rules = NgramSettings(min_count=(1, 1), min_share=(0.5, 0.5))
-    draft = drafter_for(tokens, rules).propose(Context(tokens), 2)
+    rules = {"min_count": (1, 1), "min_share": (0.5, 0.5)}
+    draft = drafter_for(tokens, **rules).propose(Context(tokens), 2)
     assert draft is not None
     assert draft.tokens == (3, 9)
     assert draft.confidence == pytest.approx((2 / 4, 2 / 3))
@@ -100,17 +99,16 @@ def test_the_optimistic_suffix_is_read_and_not_counted() -> None:
 
 
 def test_old_tokens_are_forgotten() -> None:
-    rules = NgramSettings(capacity=20)
     tokens = [*([1, 2, 3] * 4), *range(100, 130), 1, 2]
-    assert drafter_for(tokens, rules).propose(Context(tokens), 1) is None
+    assert drafter_for(tokens, capacity=20).propose(Context(tokens), 1) is None
     assert drafter_for(tokens).propose(Context(tokens), 1) is not None
 
 
 def test_large_token_ids_do_not_collide() -> None:
     top = 2**31
     tokens = [top, 0, 7, 0, top, 8, top, 0]
-    rules = NgramSettings(min_count=(1, 1), min_share=(0.9, 0.9))
-    draft = drafter_for(tokens, rules).propose(Context(tokens), 1)
+    rules = {"min_count": (1, 1), "min_share": (0.9, 0.9)}
+    draft = drafter_for(tokens, **rules).propose(Context(tokens), 1)
     assert draft is not None
     assert draft.tokens == (7,)
 
@@ -131,4 +129,4 @@ def test_a_missed_commit_is_refused() -> None:
 )
 def test_settings_are_checked(rules: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="ngram-cache drafter"):
-        NgramSettings(**rules)  # type: ignore[arg-type]
+        NgramCacheDrafter(**rules)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A block drafter's weights for one target, and one block drafted with them."""
+"""Block drafters, DFlash and DSpark: a loaded model, and the drafter of one session."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.draft.block.compiled import GreedyRows
-from outrider.draft.block.formats import BlockConfig
-from outrider.draft.block.heads import ConfidenceHead, MarkovHead
-from outrider.draft.block.layout import BlockLayout
-from outrider.draft.block.trunk import BlockContext, Trunk
-from outrider.draft.choice import Choice, Chooser, GreedyChooser, check_finite, top_probabilities
-from outrider.draft.reach import Reach
+from outrider.draft.base import DrafterSnapshot, LengthWarning
+from outrider.draft.block.block_config import BlockConfig, BlockLayout
+from outrider.draft.block.block_heads import ConfidenceHead, GreedyRows, MarkovHead
+from outrider.draft.block.block_trunk import BlockContext, Trunk
+from outrider.draft.tap_drafter import TapDrafter
+from outrider.draft.token_choice import (
+    Chooser,
+    DraftToken,
+    GreedyChooser,
+    as_draft,
+    check_finite,
+    top_probabilities,
+)
 from outrider.kernels.linear import Linear
+from outrider.records import Context, Draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +29,7 @@ class BlockModel:
 
     added: what log-SNR conditioning adds to the embeddings of anchor and masks [2, hidden], or
     None. ids: target ids int64 [rows of the head matrix], None where they are the same. greedy: the
-    compiled way to choose, where these heads have one. reach: is told when a text has outgrown it.
+    compiled way to choose, where these heads have one. warning: given when a text has outgrown it.
     """
 
     config: BlockConfig
@@ -35,7 +42,7 @@ class BlockModel:
     added: Tensor | None = None
     ids: Tensor | None = None
     greedy: GreedyRows | None = None
-    reach: Reach | None = None
+    warning: LengthWarning | None = None
 
     @property
     def layout(self) -> BlockLayout:
@@ -51,7 +58,7 @@ class BlockModel:
 
     def draft(
         self, context: BlockContext, anchor: int, count: int, chooser: Chooser, least: float
-    ) -> list[Choice]:
+    ) -> list[DraftToken]:
         """Up to `count` tokens after `anchor`, which stands right after the context.
 
         A draft ends where `chooser` ends it, or where the confidence head says less than `least`:
@@ -59,8 +66,8 @@ class BlockModel:
         """
         first = self.layout.first_row
         block = self.trunk.run(self._embed(anchor), context, first + count)
-        hidden, choices = block.narrow(0, first, count), list[Choice]()
-        # What another kind of chooser does with a row is its own affair.
+        hidden, choices = block.narrow(0, first, count), list[DraftToken]()
+        # Another kind of chooser must see the rows themselves.
         if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:
             least = max(least if self.confidence else 0.0, chooser.min_probability)
             found = self.greedy.choose(self.head(hidden), block, anchor, least)
@@ -86,7 +93,7 @@ class BlockModel:
         return rows
 
     def _rows(
-        self, hidden: Tensor, state: Tensor | None, token: int, choices: list[Choice]
+        self, hidden: Tensor, state: Tensor | None, token: int, choices: list[DraftToken]
     ) -> Iterator[tuple[Tensor, float | None]]:
         """Each row's logits [1, vocab], corrected by the token chosen before it, and confidence."""
         logits = self.head(hidden).float()
@@ -109,10 +116,56 @@ class BlockModel:
         return row.new_full((1, self.vocab_size), float("-inf")).index_copy_(1, self.ids, row)
 
 
-def _until_unlikely(found: Sequence[tuple[int, float]], position: int) -> Iterator[Choice]:
+def _until_unlikely(found: Sequence[tuple[int, float]], position: int) -> Iterator[DraftToken]:
     """Tokens that `GreedyRows.choose` found, for positions from `position` on."""
     for place, (token, sure) in enumerate(found, start=position):
         check_finite(sure, place)
         if token < 0:
             break
-        yield Choice(token=token, confidence=sure)
+        yield DraftToken(token=token, confidence=sure)
+
+
+class BlockDrafter(TapDrafter):
+    """Drafts a block in one pass."""
+
+    def __init__(self, model: BlockModel, chooser: Chooser, min_confidence: float = 0.0) -> None:
+        super().__init__(model.layout.lineage.value, model.layout.taps, chooser)
+        self._model, self._least = model, min_confidence
+        self._context = BlockContext(model.trunk)
+
+    @torch.inference_mode()
+    def propose(self, context: Context, budget: int) -> Draft | None:
+        """Return up to `budget` tokens, None if unsure at once or beyond the drafter's length.
+
+        Takes one pass over the features that came since the last proposal and one over a block.
+        """
+        self._backlog.check(self.name, context)
+        layout = self._model.layout
+        if self._backlog.end + layout.block_size > self._model.trunk.max_length:
+            if self._model.warning:
+                self._model.warning.warn(self._model.trunk.max_length)
+            return None
+        self._catch_up()
+        count = min(budget, layout.max_drafts)
+        choices = self._model.draft(self._context, context.last, count, self._chooser, self._least)
+        return as_draft(choices, self.name)
+
+    def snapshot(self) -> DrafterSnapshot | None:
+        """The context, and the features that are not in it."""
+        size = self._context.storage.nbytes + self._backlog.nbytes()
+        return DrafterSnapshot((self._context.copy(), self._backlog.copy()), size)
+
+    def restore(self, snapshot: DrafterSnapshot) -> None:
+        """Go on from there."""
+        assert isinstance(snapshot.value, tuple)
+        context, backlog = snapshot.value
+        self._context, self._backlog = context.copy(), backlog.copy()
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context = BlockContext(self._model.trunk)
+
+    def _consume(self, features: Tensor, tokens: Tensor) -> None:
+        """Add to the context; what lies beyond the drafter's length is of no use to it."""
+        room = self._model.trunk.max_length - self._context.length
+        self._model.trunk.consume(features[:room], self._context)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.draft.lookup.automaton import ROOT, SuffixAutomaton
+from outrider.draft.lookup.index import ROOT, SuffixAutomaton
 
 TEXT = st.lists(st.integers(0, 1), min_size=1, max_size=150)
 
