@@ -78,7 +78,7 @@ def score(head: Head, text: Text, cell: Cell, layers: int) -> Score | None:
     outputs = head.run(features, tokens[2 + pairing : 2 + pairing + rows], head.new_state())
     # Row r is position r + 1 and says what stands at r + 3: the second token of the output first.
     first = max(text.start - 2, 0)
-    logprobs = head.conclude(outputs[first:])[0].log_softmax(-1)
+    logprobs = head.predict(outputs[first:])[0].log_softmax(-1)
     wanted = tokens[3 + first :]
     picked = logprobs.gather(1, wanted[:, None]).squeeze(1)
     return Score(  # what a reduced vocabulary cannot draft has no probability, whatever is shifted

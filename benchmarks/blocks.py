@@ -80,7 +80,7 @@ def _judged(
         trunk.consume(features[context.length : anchor], context)
         wanted = text.tokens[anchor + 1 : anchor + 1 + most]
         chooser = Forced(wanted)
-        shifted.draft(context, text.tokens[anchor], most, chooser, 0.0)
+        shifted.draft(context, text.tokens[anchor], most, chooser)
         yield from zip(chooser.rows[1:-1], wanted[1:-1], strict=True)
 
 

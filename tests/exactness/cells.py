@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.assemble.drafter import LOOKUPS
 from outrider.draft.base import Drafter
 from outrider.draft.block.block_drafter import BlockDrafter
 from outrider.draft.heads.one_token import HeadDrafter
@@ -16,7 +17,7 @@ from outrider.stage.chain import ChainStage
 from outrider.stage.link import LinkSettings
 from outrider.state.spec import Policy
 from outrider.telemetry.counters import Counters, merge
-from tests.exactness.targets import LOOKUP, SAMPLINGS, Target, engine, finished, prompts
+from tests.exactness.targets import SAMPLINGS, Target, engine, finished, prompts
 from tests.helpers.blocks import LIKELY_BLOCKS
 from tests.helpers.checkpoints import VOCAB
 from tests.helpers.clock import VirtualClock
@@ -29,7 +30,7 @@ LINK = LinkSettings(delay_ms=50.0, jitter_ms=20.0, mbps=1.0)
 """In virtual time, so that nothing sleeps."""
 HEADS = ("mtp", "eagle3")
 BLOCKS = tuple(LIKELY_BLOCKS)
-METHODS = ("off", *LOOKUP, *SCRIPTS, *HEADS, *BLOCKS)
+METHODS = ("off", *LOOKUPS, *SCRIPTS, *HEADS, *BLOCKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ def drafter_for(
         return lambda: BlockDrafter(target.blocks[method], GreedyChooser(vocab_size=VOCAB))
     if method in SCRIPTS:
         return lambda: ScriptedDrafter(next(truths), SCRIPTS[method], VOCAB)
-    return LOOKUP.get(method)
+    return LOOKUPS.get(method)
 
 
 def first_difference(generation: Generation, output: Output) -> str:

@@ -16,8 +16,6 @@ from outrider.draft.block.block_loader import load_block
 from outrider.draft.heads.eagle3 import load_eagle3
 from outrider.draft.heads.mtp import load_mtp
 from outrider.draft.heads.one_token import Head
-from outrider.draft.lookup.ngram_cache import NgramCacheDrafter
-from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Generation, Speculation, WindowLimits
 from outrider.engine.scheduler import Admission
@@ -53,10 +51,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 MIXING = 0.1
 LENGTHS = (1, 20, 31, 64, 65, 90)
-LOOKUP: dict[str, Callable[[], Drafter]] = {
-    "suffix": SuffixDrafter,
-    "ngram-cache": NgramCacheDrafter,
-}
 
 
 class Letters:

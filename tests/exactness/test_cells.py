@@ -2,9 +2,10 @@
 
 import pytest
 
+from outrider.assemble.drafter import LOOKUPS
 from outrider.state.spec import POLICIES
 from tests.exactness.cells import BLOCKS, HEADS, METHODS, Cell, check_cell
-from tests.exactness.targets import LOOKUP, SAMPLINGS, prompts
+from tests.exactness.targets import SAMPLINGS, prompts
 
 LEAST_MARGIN = 1e-6
 DENSE_METHODS = [method for method in METHODS if method != "mtp"]
@@ -53,6 +54,6 @@ def test_dense_under_policies_that_it_does_not_need(dense, method, policy, sampl
 @pytest.mark.soak
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", ["hybrid", "dense"])
-@pytest.mark.parametrize("method", ["off", *LOOKUP, "partly"])
+@pytest.mark.parametrize("method", ["off", *LOOKUPS, "partly"])
 def test_fifty_prompts(targets, name, method, sampling):
     check_cell(targets[name], Cell(method=method, sampling=sampling, count=50, tokens=128))

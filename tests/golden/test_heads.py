@@ -32,7 +32,7 @@ def largest_difference(head: Head, vectors: dict[str, torch.Tensor], row: int) -
     state, tokens, worst = head.new_state(), vectors["tokens"], 0.0
     output = head.run(head.read(vectors["taps"][: row + 1]), tokens[: row + 1], state)[-1:]
     for step in range(STEPS):
-        logits, feature = head.conclude(output)
+        logits, feature = head.predict(output)
         found = logits[:, head.ids] if head.ids is not None else logits
         worst = max(worst, float((found - vectors[f"logits.{step}"][row]).abs().max()))
         if step + 1 < STEPS:
@@ -68,5 +68,5 @@ def test_mtp(target: Decoder, tmp_path: Path) -> None:
     for step in range(STEPS):
         tokens = vectors["tokens"][step + 1 : step + 1 + rows]
         outputs = head.run(features, tokens, head.new_state())
-        logits, features = head.conclude(outputs)
+        logits, features = head.predict(outputs)
         assert float((logits - vectors[f"logits.{step}"]).abs().max()) < CLOSE

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from outrider.assemble.calibration import measure_costs
-from outrider.assemble.drafter import Drafting, load_drafting, paid_for
+from outrider.assemble.drafter import Drafting, load_drafting, model_of
 from outrider.assemble.target import LoadedTarget
 from outrider.config.checks import check
 from outrider.config.settings import Method, RunConfig
@@ -99,7 +99,7 @@ def _method_of(name: str, target: LoadedTarget) -> Method:
 
 def _speedup(method: str, target: LoadedTarget, draft: Drafting | None) -> float:
     """Tokens per cost of the best number of drafts, in units of plain decoding."""
-    paid = paid_for(draft)
+    paid = model_of(draft)
     sources, most = method.split("+"), min(DRAFTS, target.decoder.max_length - 1)
     costs = measure_costs(target.decoder, paid, sources, drafts=most, seconds=SECONDS)
     drafting = [*(costs.draft[sources[-1]] or [0.0] * most)]

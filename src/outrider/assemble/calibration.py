@@ -96,13 +96,13 @@ def _per_block(model: BlockModel, drafts: int, seconds: float, clock: Clock) -> 
     if known < 0:
         return [0.0] * drafts
     features = torch.zeros(known + 2, trunk.read.in_features, dtype=trunk.dtype)
-    features = features.to(trunk.turns.device)
+    features = features.to(trunk.cos_sin.device)
     trunk.consume(features, context)
 
     def run(count: int) -> None:
         context.length = known
         trunk.consume(features[:2], context)
-        model.draft(context, 0, count, chooser, 0.0)
+        model.draft(context, 0, count, chooser)
 
     run(most)
     costs = _least(run, sorted({1, most}), seconds, clock)
@@ -207,7 +207,7 @@ def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:
     tokens = torch.zeros(rows, dtype=torch.int64, device=layers.device)
     if isinstance(model, Head):
         features = torch.zeros_like(layers.embed(tokens))
-        logits, _ = model.conclude(model.run(features, tokens, state)[-1:])
+        logits, _ = model.predict(model.run(features, tokens, state)[-1:])
     else:
         hidden, _ = model.run(model.embed(tokens), [Span(state, rows, revocable=False)])
         logits = model.logits(hidden)

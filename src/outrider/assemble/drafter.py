@@ -38,7 +38,11 @@ from outrider.state.spec import StateSpec
 CHAINED_MIN_MATCH = 3
 """A short match ahead of a draft model would keep the better drafter from being asked. Where a
 controller weighs each draft against what the model after it promises, any match may be offered."""
-
+LOOKUPS: dict[str, Callable[[], Drafter]] = {
+    "suffix": SuffixDrafter,
+    "ngram-cache": NgramCacheDrafter,
+}
+"""Drafters without a network, by method."""
 
 Drafting = DraftModel | Head | BlockModel
 """Networks that are loaded for drafting, and shared by all sessions."""
@@ -53,21 +57,21 @@ def drafter_factory(
     if method == "off":
         return None
     weighed = draft is None or controls(config, windows)
-    makers = [_LOOKUPS[name] for name in method.split("+") if name in _LOOKUPS]
-    if draft is None:
-        return lambda sampling, budget: _chain(budget, makers[0](weighed))
+    lookups = [name for name in method.split("+") if name in LOOKUPS]
 
     def make(sampling: SamplingParams, budget: Budget) -> Drafter:
+        drafters = [_lookup(name, weighed) for name in lookups]
         if isinstance(draft, Head):
             chooser = _chooser(config.speculative, sampling, rows, rows)
-            return _chain(budget, HeadDrafter(draft, chooser))
-        if isinstance(draft, BlockModel):
-            return _chain(budget, _block(draft, config.speculative, sampling))
-        chooser = _chooser(config.speculative, sampling, draft.shared, rows)
-        ahead = None if windows.serial else RunAhead()
-        capacity = draft_capacity(windows)
-        model = DraftModelDrafter(draft, chooser, config.state.policy, capacity, ahead)
-        return _chain(budget, *[lookup(weighed) for lookup in makers], model)
+            drafters.append(HeadDrafter(draft, chooser))
+        elif isinstance(draft, BlockModel):
+            drafters.append(_block(draft, config.speculative, sampling))
+        elif draft is not None:
+            chooser = _chooser(config.speculative, sampling, draft.shared, rows)
+            ahead = None if windows.serial else RunAhead()
+            capacity = draft_capacity(windows)
+            drafters.append(DraftModelDrafter(draft, chooser, config.state.policy, capacity, ahead))
+        return ChainDrafter(*drafters, limit=budget.limit, keep=budget.keep)
 
     return make
 
@@ -92,33 +96,23 @@ def draft_capacity(windows: WindowLimits) -> int:
     return windows.width * (windows.depth + 1) + (windows.runahead or 0)
 
 
-def _chain(budget: Budget, *drafters: Drafter) -> Drafter:
-    return ChainDrafter(*drafters, limit=budget.limit, keep=budget.keep)
-
-
 def _block(model: BlockModel, speculative: SpeculativeConfig, sampling: SamplingParams) -> Drafter:
     """A block drafter; where it has a confidence head, that head decides what is unlikely."""
-    least = 0.0
+    min_confidence = 0.0
     if model.confidence is not None:
-        least, speculative = speculative.min_probability, replace(speculative, min_probability=0.0)
+        min_confidence = speculative.min_probability
+        speculative = replace(speculative, min_probability=0.0)
     chooser = _chooser(speculative, sampling, model.vocab_size, model.vocab_size)
-    return BlockDrafter(model, chooser, least)
+    return BlockDrafter(model, chooser, min_confidence)
 
 
-def _suffix(weighed: bool) -> Drafter:
-    return SuffixDrafter() if weighed else SuffixDrafter(min_match=CHAINED_MIN_MATCH)
+def _lookup(name: str, weighed: bool) -> Drafter:
+    if name == "suffix" and not weighed:
+        return SuffixDrafter(min_match=CHAINED_MIN_MATCH)
+    return LOOKUPS[name]()
 
 
-def _ngram_cache(weighed: bool) -> Drafter:
-    del weighed  # it asks for enough evidence of itself
-    return NgramCacheDrafter()
-
-
-_LOOKUPS: dict[str, Callable[[bool], Drafter]] = {"suffix": _suffix, "ngram-cache": _ngram_cache}
-"""N-gram drafters by name; told whether what they offer is weighed against other choices."""
-
-
-def paid_for(draft: Drafting | None) -> Paid | None:
+def model_of(draft: Drafting | None) -> Paid | None:
     """The part of what was loaded that takes time to draft."""
     if isinstance(draft, DraftModel):
         assert isinstance(draft.decoder, Decoder)

@@ -8,7 +8,7 @@ import torch
 from outrider.assemble.auto import pick
 from outrider.assemble.backend import runs_by_llama_cpp
 from outrider.assemble.budget import budget_factory
-from outrider.assemble.drafter import drafter_factory, drafting_specs, load_drafting, paid_for
+from outrider.assemble.drafter import drafter_factory, drafting_specs, load_drafting, model_of
 from outrider.assemble.gguf_target import load_by_llama_cpp
 from outrider.assemble.memory import check_fits, free_bytes
 from outrider.assemble.parts import Parts
@@ -103,7 +103,7 @@ def _load_by_torch(config: RunConfig, sequences: int) -> Parts:
     capacity = capacity_for(config, windows)
     spec = target.state_spec(config.state.policy, capacity)
     _check_memory(target, spec)
-    costs = target.decoder, paid_for(draft)
+    costs = target.decoder, model_of(draft)
     speculation = Speculation(
         method=config.speculative.method,
         drafter=drafter_factory(config, target.vocab_size, windows, draft),

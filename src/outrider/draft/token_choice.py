@@ -41,13 +41,16 @@ class GreedyChooser:
         self.vocab_size = vocab_size
         self.min_probability = min_probability
 
-    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> DraftToken | None:
+    def choose(
+        self, logits: Tensor, position: int, confidence: float | None = None
+    ) -> DraftToken | None:
         """The token for absolute `position` by its `logits` [1, draft rows]; None ends the draft.
 
-        `sure` is the row's confidence, where the drafter knows it without the chooser.
+        `confidence` is the row's confidence, where the drafter knows it without the chooser.
         """
         row = logits[0] if logits.shape[1] == self.vocab_size else logits[0, : self.vocab_size]
-        confidence = top_probabilities(row[None])[0] if sure is None else sure
+        if confidence is None:
+            confidence = top_probabilities(row[None])[0]
         check_finite(confidence, position)
         if confidence < self.min_probability:
             return None
@@ -79,10 +82,13 @@ class SampledChooser:
         self._vocab_size, self._target_rows = vocab_size, target_rows
         self._key, self._min_probability = key, min_probability
 
-    def choose(self, logits: Tensor, position: int, sure: float | None = None) -> DraftToken | None:
+    def choose(
+        self, logits: Tensor, position: int, confidence: float | None = None
+    ) -> DraftToken | None:
         """As `GreedyChooser.choose`."""
         probs = probabilities(logits[0, : self._vocab_size], self._sampling, None)
-        confidence = float(probs.max()) if sure is None else sure
+        if confidence is None:
+            confidence = float(probs.max())
         if confidence < self._min_probability:
             return None
         token = draw(probs, self._key.uniform(position, Purpose.DRAFT))

@@ -15,8 +15,8 @@ class Recorder(GreedyChooser):
         self.positions: list[int] = []
 
     def choose(
-        self, logits: torch.Tensor, position: int, sure: float | None = None
+        self, logits: torch.Tensor, position: int, confidence: float | None = None
     ) -> DraftToken | None:
         self.rows.append(logits[0].clone())
         self.positions.append(position)
-        return super().choose(logits, position, sure)
+        return super().choose(logits, position, confidence)

@@ -57,26 +57,31 @@ class BlockModel:
         }
 
     def draft(
-        self, context: BlockContext, anchor: int, count: int, chooser: Chooser, least: float
+        self,
+        context: BlockContext,
+        anchor: int,
+        count: int,
+        chooser: Chooser,
+        min_confidence: float = 0.0,
     ) -> list[DraftToken]:
         """Up to `count` tokens after `anchor`, which stands right after the context.
 
-        A draft ends where `chooser` ends it, or where the confidence head says less than `least`:
-        it has seen the tokens before a row and never the row's own.
+        A draft ends where `chooser` ends it, or where the confidence head says less than
+        `min_confidence`: it has seen the tokens before a row and never the row's own.
         """
         first = self.layout.first_row
         block = self.trunk.run(self._embed(anchor), context, first + count)
         hidden, choices = block.narrow(0, first, count), list[DraftToken]()
         # Another kind of chooser must see the rows themselves.
         if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:
-            least = max(least if self.confidence else 0.0, chooser.min_probability)
+            least = max(min_confidence if self.confidence else 0.0, chooser.min_probability)
             found = self.greedy.choose(self.head(hidden), block, anchor, least)
             return list(_until_unlikely(found, context.length + 1))
         state = self.markov.start(block[:first], anchor) if self.markov else None
-        for row, sure in self._rows(hidden, state, anchor, choices):
-            if self.confidence is not None and sure is not None and sure < least:
+        for row, confidence in self._rows(hidden, state, anchor, choices):
+            if self.confidence and confidence is not None and confidence < min_confidence:
                 break
-            choice = chooser.choose(row, context.length + 1 + len(choices), sure)
+            choice = chooser.choose(row, context.length + 1 + len(choices), confidence)
             if choice is None:
                 break
             choices.append(choice)
@@ -104,10 +109,10 @@ class BlockModel:
             if self.markov is not None and state is not None:
                 bias, state = self.markov.bias(token, hidden.narrow(0, place, 1), state)
                 row = row + bias.float()
-            sure = tops[place] if tops else None
+            confidence = tops[place] if tops else None
             if self.confidence and parts:
-                sure = self.confidence.value(parts[place], token)
-            yield self._spread(row), sure
+                confidence = self.confidence.value(parts[place], token)
+            yield self._spread(row), confidence
 
     def _spread(self, row: Tensor) -> Tensor:
         """A row over the draft vocabulary as one over the target's, -inf where it has no token."""
@@ -118,11 +123,11 @@ class BlockModel:
 
 def _until_unlikely(found: Sequence[tuple[int, float]], position: int) -> Iterator[DraftToken]:
     """Tokens that `GreedyRows.choose` found, for positions from `position` on."""
-    for place, (token, sure) in enumerate(found, start=position):
-        check_finite(sure, place)
+    for place, (token, confidence) in enumerate(found, start=position):
+        check_finite(confidence, place)
         if token < 0:
             break
-        yield DraftToken(token=token, confidence=sure)
+        yield DraftToken(token=token, confidence=confidence)
 
 
 class BlockDrafter(TapDrafter):
@@ -130,7 +135,7 @@ class BlockDrafter(TapDrafter):
 
     def __init__(self, model: BlockModel, chooser: Chooser, min_confidence: float = 0.0) -> None:
         super().__init__(model.layout.lineage.value, model.layout.taps, chooser)
-        self._model, self._least = model, min_confidence
+        self._model, self._min_confidence = model, min_confidence
         self._context = BlockContext(model.trunk)
 
     @torch.inference_mode()
@@ -147,7 +152,9 @@ class BlockDrafter(TapDrafter):
             return None
         self._catch_up()
         count = min(budget, layout.max_drafts)
-        choices = self._model.draft(self._context, context.last, count, self._chooser, self._least)
+        choices = self._model.draft(
+            self._context, context.last, count, self._chooser, self._min_confidence
+        )
         return as_draft(choices, self.name)
 
     def snapshot(self) -> DrafterSnapshot | None:

@@ -113,13 +113,13 @@ class GreedyRows:
     ids: Array
 
     def choose(
-        self, logits: Tensor, hidden: Tensor, token: int, least: float
+        self, logits: Tensor, hidden: Tensor, token: int, min_confidence: float
     ) -> list[tuple[int, float]]:
         """Tokens and confidence of rows [n, draft vocab] with normed `hidden` after `token`.
 
         hidden [n or n + 1, H]: with the row that comes before those that predict, if there is one.
-        The token is -1 in the first row with less than `least`, or with what is no number, and what
-        follows it means nothing.
+        The token is -1 in the first row with less than `min_confidence`, or with what is no number,
+        and what follows it means nothing.
         """
         tokens, chances = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
         self.fused.draft.choose_rows(
@@ -133,7 +133,7 @@ class GreedyRows:
             self.bias,
             self.ids,
             token,
-            least,
+            min_confidence,
             tokens.numpy(),
             chances.numpy(),
         )

@@ -185,7 +185,7 @@ def load_block(
     _check_target(config, target.config)
     with open_block(folder)[1] as checkpoint:
         reader = WeightReader(checkpoint, "", target.dtype, target.device)
-        model = _Parts(config, checkpoint.shapes, target, reader, kernels).build()
+        model = _Builder(config, checkpoint.shapes, target, reader, kernels).build()
         checkpoint.leave({"t2d"} & checkpoint.names)
         checkpoint.finish()
     LOG.info("block drafter %s: %s", folder, model.describe())
@@ -224,8 +224,8 @@ def _check_target(config: BlockConfig, target: ModelConfig) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """Takes one part of a drafter after the other."""
+class _Builder:
+    """Makes a drafter's parts from its tensors, one after the other."""
 
     config: BlockConfig
     shapes: Shapes
@@ -268,7 +268,7 @@ class _Parts:
         keep = self._keep(reader.norm("hidden_norm", width))
         key_norm = rms_norm(paired(torch.cat(heads), shape.rope.width), config.norm_eps)
         norm = rms_norm(reader.norm("norm", width), config.norm_eps)
-        turns = torch.stack([cos, sin]).to(reader.device)
+        cos_sin = torch.stack([cos, sin]).to(reader.device)
         return Trunk(
             layers=built,
             views=self.config.views,
@@ -277,9 +277,9 @@ class _Parts:
             key_norm=key_norm,
             norm=norm,
             eps=norm.eps,
-            turns=turns,
+            cos_sin=cos_sin,
             dtype=reader.dtype,
-            compiled=compiled_trunk(built, (read, keep), (key_norm, norm), turns),
+            compiled=compiled_trunk(built, (read, keep), (key_norm, norm), cos_sin),
         )
 
     def _keep(self, norm: Tensor) -> Linear:

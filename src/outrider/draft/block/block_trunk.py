@@ -28,7 +28,7 @@ ONE_THREADS = 1 << 19
 """Weights of the largest product that threads would not share; a pass in one call has one."""
 Array = Any
 """A numpy array, as compiled kernels take them."""
-Sight = tuple[list[int], list[int]]
+Visible = tuple[list[int], list[int]]
 """The first and the last position that each row of a block sees; neither ever falls."""
 
 
@@ -44,7 +44,7 @@ class BlockContext:
         shape = trunk.mixer(0).config
         self._axis, pages, room = (2, 0, PAGE) if trunk.compiled else (4, 1, 0)
         sizes = len(trunk.layers), 2, pages, shape.kv_heads, room, shape.width
-        self.storage = torch.empty(sizes, dtype=trunk.dtype, device=trunk.turns.device)
+        self.storage = torch.empty(sizes, dtype=trunk.dtype, device=trunk.cos_sin.device)
         self.length = 0
 
     def copy(self) -> "BlockContext":
@@ -71,7 +71,7 @@ class CompiledTrunk:
     and bias of queries, keys and values, of the attention's output, of gates and ups, and of the
     network's output. context int64 [2, 2]: those of `read` and `keep`. shape: query and key-value
     heads, width, inner size. head_scales [layers, heads, width], key_scales [layers * heads, width]
-    and `norm` [hidden]: scales of norms. eps: of rows, of heads. turns: as the trunk has them.
+    and `norm` [hidden]: scales of norms. eps: of rows, of heads. cos_sin: as the trunk has it.
     """
 
     fused: Fused
@@ -84,7 +84,7 @@ class CompiledTrunk:
     key_scales: Array
     norm: Array
     eps: tuple[float, float]
-    turns: Array
+    cos_sin: Array
 
     def run(self, x: Tensor, wanted: int, start: int, kept: Tensor, seen: Tensor) -> Tensor:
         """Normed outputs of the first `wanted` rows x [n, hidden] after `start` context rows.
@@ -102,7 +102,7 @@ class CompiledTrunk:
             self.head_scales,
             self.norm,
             self.eps,
-            self.turns,
+            self.cos_sin,
         )
         return x.narrow(0, 0, wanted)
 
@@ -116,7 +116,7 @@ class CompiledTrunk:
             self.hidden,
             self.key_scales,
             self.eps,
-            self.turns,
+            self.cos_sin,
         )
 
 
@@ -124,7 +124,7 @@ def compiled_trunk(
     layers: Sequence[DecoderLayer],
     consumers: Sequence[Linear],
     norms: tuple[RmsNorm, RmsNorm],
-    turns: Tensor,
+    cos_sin: Tensor,
 ) -> CompiledTrunk | None:
     """The compiled form of a trunk, None where kernels or any product are torch's.
 
@@ -155,7 +155,7 @@ def compiled_trunk(
         key_scales=key_norm.scale.numpy(),
         norm=norm.scale.numpy(),
         eps=(norm.eps.item(), key_norm.eps.item()),
-        turns=turns.numpy(),
+        cos_sin=cos_sin.numpy(),
     )
 
 
@@ -164,9 +164,9 @@ class Trunk:
     """Weights of a block drafter's layers.
 
     read: tapped features to hidden size. keep: their unit rows to keys and values of all layers at
-    once, heads of all layers' keys first; `key_norm` [layers * heads, width]. turns: cos and signed
-    sin [2, max_length, width]. norm: after the last layer. eps: of every row's length. compiled:
-    the same in one call for a pass, where there is that.
+    once, heads of all layers' keys first; `key_norm` [layers * heads, width]. cos_sin: cos and
+    signed sin [2, max_length, width]. norm: after the last layer. eps: of every row's length.
+    compiled: the same in one call for a pass, where there is that.
     """
 
     layers: tuple[DecoderLayer, ...]
@@ -176,13 +176,13 @@ class Trunk:
     key_norm: RmsNorm
     norm: RmsNorm
     eps: Tensor
-    turns: Tensor
+    cos_sin: Tensor
     dtype: torch.dtype
     compiled: CompiledTrunk | None
 
     @property
     def max_length(self) -> int:
-        return self.turns.shape[1]
+        return self.cos_sin.shape[1]
 
     @property
     def state_spec(self) -> StateSpec:
@@ -233,22 +233,22 @@ class Trunk:
         rows, (layers, _, _, heads, _, width) = len(kept), storage.shape
         new = kept.view(rows, 2, layers, heads, width)
         keys = kept.view(rows, 2, -1, width)[:, 0]
-        rotate(self.key_norm(keys), *self._turns(start, rows), out=keys)
+        rotate(self.key_norm(keys), *self._cos_sin_at(start, rows), out=keys)
         storage[:, :, 0].narrow(3, start, rows).copy_(new.permute(2, 1, 3, 0, 4))
 
-    def _turns(self, start: int, rows: int) -> tuple[Tensor, Tensor]:
+    def _cos_sin_at(self, start: int, rows: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin [n, 1, width] of positions from `start` on."""
-        cos, sin = self.turns.narrow(1, start, rows).unsqueeze(2).unbind(0)
+        cos, sin = self.cos_sin.narrow(1, start, rows).unsqueeze(2).unbind(0)
         return cos, sin
 
     def _attend(
-        self, mixer: AttentionLayer, projected: Tensor, kept: Tensor, start: int, seen: Sight
+        self, mixer: AttentionLayer, projected: Tensor, kept: Tensor, start: int, seen: Visible
     ) -> Tensor:
         """Attention of block rows over what they see; their keys and values are kept on the way."""
         config, rows = mixer.config, len(projected)
         place = projected.narrow(1, 0, mixer.queries + mixer.keys).view(rows, -1, config.width)
-        turns = self._turns(start, rows)
-        rotate(place if mixer.head_norm is None else mixer.head_norm(place), *turns, out=place)
+        cos_sin = self._cos_sin_at(start, rows)
+        rotate(place if mixer.head_norm is None else mixer.head_norm(place), *cos_sin, out=place)
         new = projected.narrow(1, mixer.queries, 2 * mixer.keys)
         new = new.view(rows, 2, config.kv_heads, config.width).permute(1, 2, 0, 3)
         kept[:, 0].narrow(2, start, rows).copy_(new)
@@ -262,7 +262,7 @@ class Trunk:
         return mixer.out(out[0].transpose(0, 1).flatten(1))
 
 
-def _visible(view: View, start: int, rows: int) -> Sight:
+def _visible(view: View, start: int, rows: int) -> Visible:
     """Positions that rows of a block from `start` on see, of the context and each other."""
     end, window = start + rows - 1, view.window
     firsts, lasts = [], []
@@ -278,7 +278,7 @@ def _visible(view: View, start: int, rows: int) -> Sight:
     return firsts, lasts
 
 
-def _mask(seen: Sight, low: int, end: int, device: torch.device) -> Tensor | None:
+def _mask(seen: Visible, low: int, end: int, device: torch.device) -> Tensor | None:
     """Bool [rows, positions from `low` to `end`], None where every row sees everything."""
     firsts, lasts = seen
     if firsts[-1] == low and lasts[0] == end - 1:

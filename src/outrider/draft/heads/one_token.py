@@ -59,7 +59,7 @@ class Head:
         rows = self.join(self.layers.embed(tokens), features)
         return self.layers.run(rows, [Span(state, len(tokens))])[0]
 
-    def conclude(self, output: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [n, hidden] to fp32 logits [n, vocab] and the features that come next.
 
         Tokens outside a reduced vocabulary have the logit -inf.
@@ -123,7 +123,7 @@ class HeadDrafter(TapDrafter):
         output = self._newest
         try:
             while len(choices) < count:
-                logits, feature = self._head.conclude(output)
+                logits, feature = self._head.predict(output)
                 choice = self._chooser.choose(logits, position + len(choices))
                 if choice is None:
                     break

@@ -28,15 +28,15 @@ from outrider.state.sequence import Checkpoint
 from outrider.state.spec import Policy
 
 LOG = logging.getLogger(__name__)
-SHORTEST = 2
+MIN_CONTEXT = 2
 """Tokens that a draft model must at least take in: a prompt's and the target's first answer."""
 PASS_ROWS = 256
 """Rows of a catch-up pass at most; passes end on this absolute grid."""
-LEAST = 0.001
+MIN_CHANCE = 0.001
 """Chance that a draft is reached, all before it being right, from which on it is made."""
-STEP = 2
+AHEAD_STEP = 2
 """Drafts at a time. More at a time brought 1 to 4 % fewer tokens for each round trip on code."""
-HITS, MISSES = 4, 1
+PRIOR_HITS, PRIOR_MISSES = 4, 1
 """Acceptance assumed of a model before anything was seen."""
 
 
@@ -67,7 +67,7 @@ def make_draft_model(
     Says once which of the target's tokens it lacks. ConfigError where the vocabularies contradict
     each other, or where it could never draft.
     """
-    if decoder.max_length < SHORTEST:
+    if decoder.max_length < MIN_CONTEXT:
         raise ConfigError(
             f"speculative.draft_model = {name!r} has a context of {decoder.max_length} token, so "
             "it could never draft: use a draft model with a longer one."
@@ -272,7 +272,7 @@ class RunAhead:
     """
 
     def __init__(self) -> None:
-        self._hits, self._misses = HITS, MISSES
+        self._hits, self._misses = PRIOR_HITS, PRIOR_MISSES
         self._flying: dict[int, int] = {}
 
     def room(self, context: Context) -> int:
@@ -285,8 +285,8 @@ class RunAhead:
             if start <= position < len(context) and suffix[position - start] == token
         }
         rate = self._hits / (self._hits + self._misses)
-        far = int(math.log(LEAST) / math.log(rate))
-        return max(min(far - len(self._flying), STEP), 0)
+        far = int(math.log(MIN_CHANCE) / math.log(rate))
+        return max(min(far - len(self._flying), AHEAD_STEP), 0)
 
     def propose(self, position: int, tokens: tuple[int, ...]) -> None:
         """The model drafts `tokens` from `position` on."""
