@@ -44,7 +44,7 @@ class Drafter(ABC):
         """Return at most `budget` tokens (budget >= 1) that may follow `context`, or None."""
 
     def observe(self, commit: Commit) -> None:
-        """Learn what became final. Called after every commit, whoever drafted, in order."""
+        """Learn what became final; called after every commit, in order, whoever drafted."""
         del commit
 
     def snapshot(self) -> DrafterSnapshot | None:
@@ -70,7 +70,7 @@ class ChainDrafter(Drafter):
     """Asks drafters in order: one only where those before it have nothing worth verifying.
 
     Each draft keeps the source that it came from. A drafter that is not asked pays nothing now and
-    one longer pass later. In a chain of several nobody may need taps: their features would have to
+    one longer pass later. In a chain of several none may need taps: their features would have to
     be kept for those not asked. A chain of one applies `limit` and `keep` to a single drafter.
     """
 
@@ -101,12 +101,12 @@ class ChainDrafter(Drafter):
         return None
 
     def observe(self, commit: Commit) -> None:
-        """Tell all."""
+        """Pass the commit to all."""
         for drafter in self._drafters:
             drafter.observe(commit)
 
     def snapshot(self) -> DrafterSnapshot | None:
-        """The snapshots of all, None if nobody has one."""
+        """The snapshots of all, None if there is none."""
         parts = [drafter.snapshot() for drafter in self._drafters]
         size = sum(part.nbytes for part in parts if part)
         return DrafterSnapshot(parts, size) if any(parts) else None
@@ -127,8 +127,8 @@ class ChainDrafter(Drafter):
 class LengthWarning:
     """Warns once that a text has outgrown the context of a drafter's own model.
 
-    Only a text that long shows it, so nothing is said at the start. Belongs to what is loaded and
-    is shared by all sessions: a server says it once, not once a request.
+    Only a text that long shows it, so there is no warning at the start. Belongs to the loaded model
+    and is shared by all sessions: a server warns once, not once a request.
     """
 
     def __init__(self, name: str) -> None:

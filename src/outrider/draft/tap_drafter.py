@@ -29,7 +29,7 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """True if it is time to consume rows although nobody asks for drafts."""
+        """True if rows are to be consumed although no draft is asked for."""
         return len(self.tokens) >= PASS_ROWS
 
     @property

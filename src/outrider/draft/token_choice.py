@@ -100,6 +100,17 @@ class SampledChooser:
 Chooser = GreedyChooser | SampledChooser
 
 
+def spread_logits(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [n, draft vocab] as [n, vocab], -inf where the draft vocabulary lacks a token.
+
+    ids: the target's int64 [draft vocab], None where both are the same.
+    """
+    if ids is None:
+        return logits
+    spread = logits.new_full((len(logits), vocab_size), float("-inf"))
+    return spread.index_copy_(1, ids, logits)
+
+
 def top_probabilities(logits: Tensor) -> list[float]:
     """The largest probability of each row of logits [n, vocab]."""
     totals: list[float] = (logits - logits.amax(-1, keepdim=True)).exp_().sum(-1).tolist()

@@ -1,6 +1,6 @@
 """Configuration of a block drafter: how its file is to be read, from four packagings. Torch-free.
 
-A row read one off is accepted almost never, and the text is still right, so nobody would notice.
+A row read one off is accepted almost never, and the text is still right, so it would go unnoticed.
 Therefore the layout comes from the file, each fact with where it was found, and a request that
 contradicts it is refused. Tensors count before `config.json`: the latter is often copied from
 another model. Keys and names: z-lab/dflash, deepseek-ai/DeepSpec, sgl-project/SpecForge and
@@ -45,7 +45,7 @@ NEUTRAL: Mapping[str, float | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[T]):
-    """A value and the tensor, key or convention that tells it."""
+    """A value and the tensor, key or convention that it was read from."""
 
     value: T
     found: str
@@ -171,7 +171,7 @@ def is_block_drafter(raw: Json) -> bool:
 
 
 def parse_block(raw: Json, shapes: Shapes, num_target_layers: int | None) -> BlockConfig:
-    """Read a folder's config.json beside the shapes of its tensors.
+    """Read a folder's config.json and the shapes of its tensors.
 
     `num_target_layers`, where known, resolves a tap of the last layer and the default taps.
     Raises CheckpointError for another kind of drafter and for what contradicts itself.
@@ -259,11 +259,11 @@ def _whole(raw: Json, key: str) -> int:
 
 def _markov(raw: Json, shapes: Shapes) -> tuple[Markov | None, int]:
     """Kind and rank of the Markov head, from the tensors; the config must not claim another."""
-    said = _value(raw, "markov_rank") or 0
+    rank = _value(raw, "markov_rank") or 0
     if MARKOV_CODE not in shapes:
-        if said:
+        if rank:
             raise CheckpointError(
-                f"config.json: markov_rank = {said}, but there is no tensor {MARKOV_CODE}."
+                f"config.json: markov_rank = {rank}, but there is no tensor {MARKOV_CODE}."
             )
         return None, 0
     if MARKOV_GATE in shapes:
@@ -275,15 +275,15 @@ def _sample_from_anchor(raw: Json, packaging: str, markov: Markov | None) -> Fac
     """From its key, else from the number of drafts, else what the packaging has always meant."""
     proposals = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
     drafts, rows = proposals[0].get("speculative_tokens"), _whole(raw, "block_size")
-    said = _value(raw, "sample_from_anchor")
-    if said is not None:
-        if not said and drafts is not None and drafts >= rows:
+    declared = _value(raw, "sample_from_anchor")
+    if declared is not None:
+        if not declared and drafts is not None and drafts >= rows:
             raise CheckpointError(
                 f"config.json: sample_from_anchor = false leaves {rows - 1} drafts of block_size "
                 f"{rows}, but speculative_tokens says {drafts}."
             )
         where = "metadata" if packaging == GGUF else "config.json"
-        return Fact(bool(said), f"{where}: sample_from_anchor")
+        return Fact(bool(declared), f"{where}: sample_from_anchor")
     if drafts in (rows, rows - 1):
         return Fact(drafts == rows, f"config.json: speculative_tokens = {drafts} of {rows}")
     if packaging == "speculators":
@@ -351,5 +351,5 @@ def _view(raw: Json, fields: Json, layer: int, packaging: str) -> View:
         window = None
     if packaging == "speculators":
         return View(window, sliding and not raw.get("sliding_window_non_causal"), from_anchor=True)
-    said = _value(raw, "is_causal")
-    return View(window, sliding if said is None else bool(said))
+    declared = _value(raw, "is_causal")
+    return View(window, sliding if declared is None else bool(declared))

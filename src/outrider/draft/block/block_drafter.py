@@ -17,6 +17,7 @@ from outrider.draft.token_choice import (
     GreedyChooser,
     as_draft,
     check_finite,
+    spread_logits,
     top_probabilities,
 )
 from outrider.kernels.linear import Linear
@@ -64,28 +65,20 @@ class BlockModel:
         chooser: Chooser,
         min_confidence: float = 0.0,
     ) -> list[DraftToken]:
-        """Up to `count` tokens after `anchor`, which stands right after the context.
+        """Up to `count` tokens after `anchor`, which comes right after the context.
 
         A draft ends where `chooser` ends it, or where the confidence head says less than
         `min_confidence`: it has seen the tokens before a row and never the row's own.
         """
         first = self.layout.first_row
         block = self.trunk.run(self._embed(anchor), context, first + count)
-        hidden, choices = block.narrow(0, first, count), list[DraftToken]()
         # Another kind of chooser must see the rows themselves.
         if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:
             least = max(min_confidence if self.confidence else 0.0, chooser.min_probability)
-            found = self.greedy.choose(self.head(hidden), block, anchor, least)
+            logits = self.head(block.narrow(0, first, count))
+            found = self.greedy.choose(logits, block, anchor, least)
             return list(_until_unlikely(found, context.length + 1))
-        state = self.markov.start(block[:first], anchor) if self.markov else None
-        for row, confidence in self._rows(hidden, state, anchor, choices):
-            if self.confidence and confidence is not None and confidence < min_confidence:
-                break
-            choice = chooser.choose(row, context.length + 1 + len(choices), confidence)
-            if choice is None:
-                break
-            choices.append(choice)
-        return choices
+        return self._choose(block, anchor, context.length + 1, chooser, min_confidence)
 
     def _embed(self, anchor: int) -> Tensor:
         """The rows of a block [block size, hidden]."""
@@ -97,28 +90,35 @@ class BlockModel:
             rows[1:] += self.added[1]
         return rows
 
-    def _rows(
-        self, hidden: Tensor, state: Tensor | None, token: int, choices: list[DraftToken]
-    ) -> Iterator[tuple[Tensor, float | None]]:
-        """Each row's logits [1, vocab], corrected by the token chosen before it, and confidence."""
+    def _choose(
+        self, block: Tensor, token: int, position: int, chooser: Chooser, min_confidence: float
+    ) -> list[DraftToken]:
+        """Tokens for positions from `position` on, each row in the light of the one before it.
+
+        block: normed outputs [n, hidden], with the row before those that predict, if there is one.
+        """
+        first = self.layout.first_row
+        hidden, choices = block[first:], list[DraftToken]()
         logits = self.head(hidden).float()
+        state = self.markov.start(block[:first], token) if self.markov else None
         parts = self.confidence.of_rows(hidden) if self.confidence else None
         tops = None if self.markov or self.confidence else top_probabilities(logits)
         for place, row in enumerate(logits.split(1)):
-            token = choices[-1].token if choices else token
-            if self.markov is not None and state is not None:
+            if self.markov and state is not None:
                 bias, state = self.markov.bias(token, hidden.narrow(0, place, 1), state)
                 row = row + bias.float()
             confidence = tops[place] if tops else None
             if self.confidence and parts:
                 confidence = self.confidence.value(parts[place], token)
-            yield self._spread(row), confidence
-
-    def _spread(self, row: Tensor) -> Tensor:
-        """A row over the draft vocabulary as one over the target's, -inf where it has no token."""
-        if self.ids is None:
-            return row
-        return row.new_full((1, self.vocab_size), float("-inf")).index_copy_(1, self.ids, row)
+                if confidence < min_confidence:
+                    break
+            row = spread_logits(row, self.ids, self.vocab_size)
+            choice = chooser.choose(row, position + place, confidence)
+            if choice is None:
+                break
+            choices.append(choice)
+            token = choice.token
+        return choices
 
 
 def _until_unlikely(found: Sequence[tuple[int, float]], position: int) -> Iterator[DraftToken]:
@@ -140,7 +140,8 @@ class BlockDrafter(TapDrafter):
 
     @torch.inference_mode()
     def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return up to `budget` tokens, None if unsure at once or beyond the drafter's length.
+        """Return up to `budget` tokens, None if the first is too unlikely or beyond the drafter's
+        length.
 
         Takes one pass over the features that came since the last proposal and one over a block.
         """

@@ -1,7 +1,7 @@
 """One-token heads on a target's hidden states, and drafting with one: MTP, and EAGLE-3 as a chain.
 
 A head reads what the target made of position i, its *feature*, with the token at i + 1, and says
-what may follow at i + 2. Its own output stands for the feature of i + 1, so it can go on by itself.
+what may follow at i + 2. Its own output serves as the feature of i + 1, so it can go on by itself.
 The pair (feature i, token i + 1) sits at position i of the head's own state.
 
 The state holds true pairs only, features that the target made. What a head drafts on its own
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.draft.base import DrafterSnapshot
 from outrider.draft.tap_drafter import TapDrafter
-from outrider.draft.token_choice import Chooser, DraftToken, as_draft
+from outrider.draft.token_choice import Chooser, DraftToken, as_draft, spread_logits
 from outrider.models.decoder import Decoder
 from outrider.models.pass_plan import Span
 from outrider.records import Context, Draft
@@ -68,9 +68,7 @@ class Head:
         assert self.layers.head is not None
         normed = self.layers.norm(output)
         logits = self.layers.head(normed).float()
-        if self.ids is not None:
-            spread = logits.new_full((len(logits), self.vocab_size), float("-inf"))
-            logits = spread.index_copy_(1, self.ids, logits)
+        logits = spread_logits(logits, self.ids, self.vocab_size)
         return logits, normed if self.feeds_normed else output
 
 
@@ -85,7 +83,7 @@ class HeadDrafter(TapDrafter):
 
     @torch.inference_mode()
     def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return up to `budget` tokens, None if unsure at once.
+        """Return up to `budget` tokens, None if the first is too unlikely.
 
         Takes one pass over the pairs that came since the last proposal, and one per further token.
         """

@@ -46,7 +46,7 @@ class SuffixAutomaton:
         self._last = ROOT
 
     def append(self, token: int) -> None:
-        """Add the token that stands at position `base + size`."""
+        """Add the token at position `base + size`."""
         position = self.base + self.size
         self.size += 1
         state = self._add_state(self.length[self._last] + 1, position)
@@ -66,7 +66,7 @@ class SuffixAutomaton:
     def follow(self, state: int, matched: int, token: int) -> tuple[int, int]:
         """Return (state, length) of the longest suffix of (`matched` tokens + `token`) known.
 
-        The first `matched` tokens are the suffix of that length that `state` stands for.
+        The first `matched` tokens are the suffix of that length that `state` represents.
         """
         target = self.step(state, token)
         while target == _NONE and state != ROOT:
@@ -202,7 +202,7 @@ class LookupDrafter(Drafter, Generic[IndexT]):
     """
 
     def __init__(self, make: Callable[[int], IndexT], capacity: int) -> None:
-        """`make(base)` returns an empty index whose first token will stand at position `base`."""
+        """`make(base)` returns an empty index whose first token will be at position `base`."""
         self._make, self._half = make, max(1, capacity // 2)
         self.close()
 
@@ -236,7 +236,7 @@ class LookupDrafter(Drafter, Generic[IndexT]):
         self._length += 1
 
     def _check(self, context: Context) -> None:
-        """Raise StateError unless the drafter was told of exactly the committed tokens."""
+        """Raise StateError unless the drafter has observed exactly the committed tokens."""
         if self._length != len(context.committed):
             raise StateError(
                 f"the {self.name} drafter has seen {self._length} tokens of "

@@ -47,7 +47,7 @@ class NgramCacheDrafter(LookupDrafter[NgramCounts]):
         super().__init__(lambda base: NgramCounts(orders), capacity)
 
     def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return up to `budget` tokens, each a trusted follower of what stands before it."""
+        """Return up to `budget` tokens, each a trusted follower of those before it."""
         self._check(context)
         recent = _last(context, len(self._min_count))
         found: list[tuple[int, float]] = []

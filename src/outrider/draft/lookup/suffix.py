@@ -96,11 +96,11 @@ class Edit(NamedTuple):
 class EditCopier:
     """The copy that a session is making of its own tokens, with the edits that it makes.
 
-    Whoever repeats a text with changes leaves the match that a suffix drafter reads from at each of
-    them, and what follows a change matches next to nothing at first. So the place that the copy was
-    read from is kept: tokens that differ stand instead of some of those at that place, and where a
-    token there comes up again, the copy goes on after it. The edit is remembered and expected the
-    next time, so a name that was replaced once is replaced from then on.
+    In a text that is repeated with changes, the match that a suffix drafter reads from ends at each
+    change, and what follows matches almost nothing at first. So the place that the copy is read
+    from is kept: tokens that differ replace some of those at that place, and where a token there
+    comes up again, the copy goes on after it. The edit is remembered and expected the next time, so
+    a name that was replaced once is replaced from then on.
 
     All of it is guessing in favour of short edits. Where such guesses fail more often than they
     hold in a session, they are no longer made: text that merely resembles itself is better left to
@@ -122,13 +122,13 @@ class EditCopier:
         """How often copies went on at once, and edits were made again, less how often not."""
 
     def advance(self, committed: Sequence[int], matched: int, end: int) -> None:
-        """Follow the tokens committed since; `matched` of the last ones stand before `end`, too."""
+        """Follow the tokens committed since; the last `matched` of them also occur before `end`."""
         seen, self._committed = self._committed, len(committed)
         self._text[seen:] = committed[seen:]
         self._copy = _better(self._follow(self._copy, seen, learn=True), matched, end)
 
     def ahead(self, suffix: Sequence[int], matched: int, end: int) -> Copy:
-        """The copy after `suffix`, whose last `matched` tokens stand before `end`, too."""
+        """The copy after `suffix`, whose last `matched` tokens also occur before `end`."""
         self._text += suffix
         copy = _better(self._follow(self._copy, self._committed), matched, end)
         if copy.instead and matched and self._resumed < 0 and not self._edit(copy, len(self._text)):
@@ -198,8 +198,8 @@ class EditCopier:
         for key in (text[place], ~text[place - 1]):
             edit = self._edits.get(key)
             if edit is not None and edit.new[: len(instead)] == instead:
-                behind = place + len(edit.old)
-                if behind < end and tuple(text[place:behind]) == edit.old:
+                after = place + len(edit.old)
+                if after < end and tuple(text[place:after]) == edit.old:
                     return edit
         return None
 
@@ -217,9 +217,9 @@ class EditCopier:
             if run < LASTING:
                 return Copy(place, 0)
             run = min(run // SHARE, FADED)
-        for behind in range(place, min(place + REACH, position)):
-            if token == text[behind]:
-                return Copy(behind + 1, run)
+        for after in range(place, min(place + REACH, position)):
+            if token == text[after]:
+                return Copy(after + 1, run)
         return Copy(place, run // 2 if instead else run, (*instead, token))
 
     def _learn(self, copy: Copy, then: Copy, position: int) -> None:

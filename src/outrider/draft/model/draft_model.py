@@ -142,7 +142,7 @@ class DraftRunner:
     def snapshot(self) -> DrafterSnapshot | None:
         """The committed tokens that were consumed and a copy of their state."""
         self._recover()
-        # What stands below the floor was committed, too, whether its commit was observed or not.
+        # Tokens below the floor were committed, too, whether or not their commit was observed.
         newest = max(self._sync.final, self._state.floor)
         length = restorable(newest, self._lowest, self._saved_length)
         if not length:
@@ -217,7 +217,7 @@ class DraftRunner:
         return hidden[-1:]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        # A copy: the next pass of a model may write over what it gave, for whomever it runs.
+        # A copy: the model's next pass, of any session, may overwrite its output.
         self._newest = self._decoder.logits(hidden).clone()
         return self._newest
 
@@ -246,7 +246,7 @@ class DraftRunner:
         self._state.reset()
 
     def _trim(self, length: int) -> None:
-        """Settle at `length`, or restore the checkpoint that stands there."""
+        """Settle at `length`, or restore the checkpoint of that length."""
         self._newest, began = None, time.perf_counter()
         if length >= self._lowest:
             self._state.settle(length)
@@ -326,7 +326,7 @@ class DraftModelDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, context: Context, budget: int) -> Draft | None:
-        """Return up to `budget` tokens; None if unsure at once, or beyond the model's length.
+        """Return up to `budget` tokens; None if the first is too unlikely, or beyond the length.
 
         Takes a pass per token, the first one over everything not yet consumed.
         """

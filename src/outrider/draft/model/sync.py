@@ -4,7 +4,7 @@ A wrong answer here corrupts drafts in silence: acceptance falls and nothing els
 decision is a small pure type, and it follows four rules. All but the last token of a context are
 to be consumed before drafting, which starts from exactly that last token. A step is recorded after
 it has happened, a failed one never. A reset counts as "nothing consumed" before the first pass of
-the new prefill. A state goes back only to a length that it can restore; below that it starts anew.
+the new prefill. A state goes back only to a length that it can restore; below that it is reset.
 """
 
 from collections.abc import Sequence

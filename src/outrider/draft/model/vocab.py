@@ -1,7 +1,7 @@
 """The target's token ids in a draft model: those that it shares, and those that it lacks.
 
 A target may know more tokens than its draft model, as a fine-tune that thinks does. They are never
-proposed. Where one stands in a text, the draft model's state consumes the row of another token in
+proposed. Where one occurs in a text, the draft model's state consumes the row of another token in
 its place, so that positions agree and drafting goes on; what was consumed is still recorded by the
 target's ids. Drafts right after such a token may be worse; what is committed never changes.
 """
