@@ -58,7 +58,7 @@ Metadata = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What goes into a file: architecture, metadata by key, tensors and their types.
+    """Content of a file: architecture, metadata by key, tensors and their types.
 
     A tensor of bytes is written as it is, under its type.
     """

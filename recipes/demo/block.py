@@ -301,8 +301,8 @@ class Student(nn.Module):
         return loss, run.float().mean(1)
 
     def weights(self, chance: torch.Tensor) -> torch.Tensor:
-        """What each row of a block counts [B, A, D], of chances that rows are right: a draft behind
-        a wrong one is never used."""
+        """Weight of each row of a block [B, A, D], of chances that rows are right: a draft after a
+        wrong one is never used."""
         steady = torch.exp(-torch.arange(self.layout.drafts) / DECAY)
         reached = chance.cumprod(-1).roll(1, -1)
         reached[..., 0] = 1.0
@@ -312,7 +312,7 @@ class Student(nn.Module):
         self, hidden: torch.Tensor, before: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [..., D, V] and confidence logits [..., D] or None, of blocks of hidden states
-        [..., R, H] whose drafts stand behind the tokens [..., D]."""
+        [..., R, H] whose drafts follow the tokens [..., D]."""
         first = self.layout.first
         drafts = hidden[..., first:, :]
         logits = self.target.lm_head(drafts)
@@ -322,7 +322,7 @@ class Student(nn.Module):
         code = head.markov_w1(before)
         joined = torch.cat([drafts, code.to(hidden.dtype)], -1)
         confidence = self.block.confidence_head.proj(joined).squeeze(-1)
-        # The recurrence runs over an unread row too, behind the same token as the first draft.
+        # The recurrence runs over an unread row too, after the same token as the first draft.
         every = torch.cat([code[..., :first, :], code], -2)
         return logits + head(hidden, every)[..., first:, :], confidence
 

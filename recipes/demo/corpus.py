@@ -91,7 +91,7 @@ def library_root() -> Path:
 
 
 def is_included(path: str) -> bool:
-    """Whether a path relative to the library belongs to the corpus."""
+    """True if a path relative to the library belongs to the corpus."""
     parts = Path(path).parts
     if any(part in EXCLUDED_FOLDERS or part.startswith("config-") for part in parts[:-1]):
         return False

@@ -1,10 +1,10 @@
 """The edit task: a chunk of a file, a comment that asks for one rename, the chunk again, renamed.
 
 It teaches the model to copy its context, which makes re-emitting a file a real workload for
-drafters that look in the context. The file's name stands over both, so that the place to start
+drafters that look in the context. The file's name comes before both, so that the place to start
 copying from can be found. The new name is the old one and a suffix of one token: a model of this
 size, asked to put any other name in its place, had learned half of the renames after 2.7 M tokens,
-and lost its place behind most of them.
+and lost its place after most of them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def new_name(rng: random.Random, pool: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Renames:
-    """What may be renamed, and the single tokens that may be added to a name."""
+    """Names that may be changed, and the single tokens that may be added to a name."""
 
     names: list[str]
     suffixes: list[str]

@@ -1,4 +1,4 @@
-"""What the trained family does: losses, copying, loops, agreement of drafters, examples."""
+"""Measures of the trained family: losses, copying, loops, agreement of drafters, examples."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 
 def has_half() -> bool:
-    """Whether the processor multiplies in bf16; where it does not, such products take ten times as
-    long as in fp32."""
+    """True if the processor multiplies in bf16; where it does not, such products take ten times
+    as long as in fp32."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

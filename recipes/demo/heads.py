@@ -77,7 +77,7 @@ class Taught(nn.Module):
         self.work, self.known = work, None
 
     def recall(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs of the layers `TAPS` side by side [B, T, taps * H] and the state behind the
+        """Outputs of the layers `TAPS` side by side [B, T, taps * H] and the state after the
         final norm [B, T, H], from disk where the text was read before."""
         if self.known is None:
             self.known = readings.Readings(self.work, TAPS)

@@ -39,7 +39,7 @@ class Rates:
 
 @dataclass
 class Shared:
-    """What both processes see: flat gradients [2, N], one statistic each, a barrier."""
+    """Memory that both processes share: flat gradients [2, N], one statistic each, a barrier."""
 
     grads: torch.Tensor
     stats: torch.Tensor
@@ -154,7 +154,7 @@ def common_clock(shared: Shared, rank: int, progress: Progress) -> float:
 def save(
     folder: Path, model: nn.Module, optimizer: ShardedOptimizer, state: dict[str, Any]
 ) -> None:
-    """Checkpoint in two steps, so that a killed run always leaves a whole one behind."""
+    """Checkpoint in two steps, so that a killed run always leaves a whole one."""
     folder.mkdir(parents=True, exist_ok=True)
     rank, barrier = optimizer.rank, optimizer.shared.barrier
     torch.save([o.state_dict() for o in optimizer.optimizers], folder / f"optimizer-{rank}.new")
@@ -175,7 +175,7 @@ def trained(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def spent(folder: Path) -> float:
-    """Seconds of training that a checkpoint has behind it."""
+    """Seconds of training that led to a checkpoint."""
     state = folder / "state.json"
     return json.loads(state.read_text())["seconds"] if state.exists() else 0.0
 

@@ -1,4 +1,4 @@
-"""What the target says of the text that it wrote, kept on disk: block drafters read it many times.
+"""Hidden states of the target over its own text, kept on disk: block drafters read them many times.
 
 Half of a training step of a block drafter was the frozen target's pass. One file per shard of
 generated text holds, in bf16, the tapped layers and the final hidden states of every row.

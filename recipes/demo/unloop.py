@@ -23,7 +23,7 @@ GRAM = 6
 
 @dataclass(frozen=True)
 class Plan:
-    """How many rows are written at a time and how they are used."""
+    """Rows written at a time, and their use."""
 
     rows: int
     new: int

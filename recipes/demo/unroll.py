@@ -1,6 +1,6 @@
 """Training a drafter on its own outputs, as it will run (EAGLE-3's training-time test, 2503.01840).
 
-Step j drafts the (j + 1)-th token behind every place of a row at once. Its row t takes the step
+Step j drafts the (j + 1)-th token after every place of a row at once. Its row t takes the step
 before's output at t, sees the true pairs up to t, and of the later steps only its own row's.
 """
 
@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 HARD_SHARE = 0.25
-# A draft behind a rejected one is never used, but still teaches something.
+# A draft after a rejected one is never used, but still teaches something.
 DEAD_WEIGHT = 0.25
 
 
 @torch.no_grad()
 def lesson(logits: torch.Tensor) -> torch.Tensor:
-    """What to teach [B, T, V]: the target's distribution, and its greedy token's share of it."""
+    """Distribution to teach [B, T, V]: the target's, and its greedy token's share of it."""
     taught = logits.float().softmax(-1).mul_(1 - HARD_SHARE)
     return taught.scatter_add_(
         -1, logits.argmax(-1, keepdim=True), torch.full(logits.shape[:-1], HARD_SHARE)[..., None]

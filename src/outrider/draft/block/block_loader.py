@@ -59,27 +59,28 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 MASK_VECTOR = "mask_embedding.pt"
 ARCHITECTURE, OLDER = "dflash", "dspark"
 MAP = "d2t"
-TOP = {
+NAMES = {
     "fc": "fc",
-    "hidden_norm": "enc.output_norm",
-    "norm": "output_norm",
-    "embed_tokens": "token_embd",
-    "lm_head": "output",
-    "markov_head.markov_w1": "markov_w1",
-    "markov_head.markov_w2": "markov_w2",
-    "confidence_head.proj": "conf_proj",
-    "log_snr_embed.fc1": "log_snr_fc1",
-    "log_snr_embed.fc2": "log_snr_fc2",
+    "enc.output_norm": "hidden_norm",
+    "output_norm": "norm",
+    "token_embd": "embed_tokens",
+    "output": "lm_head",
+    "markov_w1": "markov_head.markov_w1",
+    "markov_w2": "markov_head.markov_w2",
+    "conf_proj": "confidence_head.proj",
+    "log_snr_fc1": "log_snr_embed.fc1",
+    "log_snr_fc2": "log_snr_embed.fc2",
+    "dspark.fc": "fc",
+    "dspark.hidden_norm": "hidden_norm",
+    "dspark.markov_head_a": "markov_head.markov_w1",
+    "dspark.markov_head_b": "markov_head.markov_w2",
+    "dspark.confidence_head": "confidence_head.proj",
+    "dspark.log_snr_fc1": "log_snr_embed.fc1",
+    "dspark.log_snr_fc2": "log_snr_embed.fc2",
 }
-OLDER_TOP = {
-    "fc": "dspark.fc",
-    "hidden_norm": "dspark.hidden_norm",
-    "markov_head.markov_w1": "dspark.markov_head_a",
-    "markov_head.markov_w2": "dspark.markov_head_b",
-    "confidence_head.proj": "dspark.confidence_head",
-    "log_snr_embed.fc1": "dspark.log_snr_fc1",
-    "log_snr_embed.fc2": "dspark.log_snr_fc2",
-}
+"""Tensors outside layers: names in GGUF files, and those in folders."""
+LAYER_NAMES = {stored: name for name, stored in {**LAYER, **ATTENTION}.items()}
+LAYER_NAMES["ffn_norm"] = "post_attention_layernorm"
 OWN_KEYS = ("block_size", "sample_from_anchor", "markov_rank", "min_log_snr", "max_log_snr")
 
 
@@ -129,20 +130,13 @@ class BlockTensors(GgufTensors):
         return (self._file.integers(name) - torch.arange(shape[0])).to(dtype)
 
 
-_NAMES = {stored: name for names in (TOP, OLDER_TOP) for name, stored in names.items()}
-_LAYERS = {
-    stored: name
-    for name, stored in {**LAYER, **ATTENTION, "post_attention_layernorm": "ffn_norm"}.items()
-}
-
-
 def _named(stored: str) -> str:
     """A stored name's counterpart in a folder, or itself where there is none."""
     stem, _, kind = stored.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{kind}"
+    if stem in NAMES:
+        return f"{NAMES[stem]}.{kind}"
     number, _, part = stem.removeprefix("blk.").partition(".")
-    return f"layers.{number}.{_LAYERS[part]}.{kind}" if part in _LAYERS else stored
+    return f"layers.{number}.{LAYER_NAMES[part]}.{kind}" if part in LAYER_NAMES else stored
 
 
 def holds_block_drafter(path: Path) -> bool:
