@@ -17,8 +17,12 @@ from outrider.assemble.setup import make_picker
 from outrider.assemble.target import load_options
 from outrider.assemble.windows import window_limits
 from outrider.config.settings import Method, RunConfig, TargetConfig
-from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter, make_draft_model
-from outrider.draft.model.vocab import shared_vocabulary
+from outrider.draft.model.draft_model import (
+    DraftModel,
+    DraftModelDrafter,
+    make_draft_model,
+    shared_vocabulary,
+)
 from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.engine import Speculation, WindowLimits
 from outrider.errors import CheckpointError, ConfigError

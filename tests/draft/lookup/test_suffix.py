@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from outrider.draft.lookup.suffix import LASTING, SuffixDrafter
+from outrider.draft.lookup.suffix import MIN_RUN, SuffixDrafter
 from outrider.errors import ConfigError, StateError
 from outrider.records import Commit, Context
 
@@ -54,7 +54,7 @@ def test_the_draft_continues_the_most_recent_longest_match(
     committed: list[int], suffix: list[int]
 ) -> None:
     """Where no long copy differs from its source within the suffix (`test_copying`)."""
-    assume(not suffix or longest_match(committed, ())[0] + len(suffix) <= LASTING)
+    assume(not suffix or longest_match(committed, ())[0] + len(suffix) <= MIN_RUN)
     draft = drafter_for(committed).propose(Context(committed, suffix), 8)
     length, ends = longest_match(committed, suffix)
     if length == 0:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from outrider.draft.model.draft_model import make_draft_model
-from outrider.draft.model.vocab import missing_tokens, shared_vocabulary
+from outrider.draft.model.draft_model import make_draft_model, missing_tokens, shared_vocabulary
 from outrider.errors import ConfigError
 
 TARGET = {0: "<s>", 1: "a", 2: "b", 3: "c"}

@@ -24,11 +24,13 @@ from outrider.draft.lookup.index import LookupDrafter, SuffixAutomaton
 from outrider.errors import ConfigError
 from outrider.records import Context, Draft
 
-REACH = 6
-"""Tokens after the place at which a copy may go on."""
-LASTING, FADED, SHARE = 8, 8, 4
-"""A copy of fewer tokens ends where it differs. Of others a share counts from then on, at most so
-many, and a longer match elsewhere takes over."""
+RESUME_WITHIN = 6
+"""Tokens after its place at which a copy that differs may go on."""
+MIN_RUN = 8
+"""A copy of fewer tokens ends at the first that differs."""
+FADE, FADED_RUN = 4, 8
+"""Of a longer copy that differs, the run counts one part in FADE from then on, and FADED_RUN at
+most, so that a longer match elsewhere takes over."""
 
 
 class SuffixDrafter(LookupDrafter[SuffixAutomaton]):
@@ -214,10 +216,10 @@ class EditCopier:
         if not instead:
             if token == text[place]:
                 return Copy(place + 1, run + 1)
-            if run < LASTING:
+            if run < MIN_RUN:
                 return Copy(place, 0)
-            run = min(run // SHARE, FADED)
-        for after in range(place, min(place + REACH, position)):
+            run = min(run // FADE, FADED_RUN)
+        for after in range(place, min(place + RESUME_WITHIN, position)):
             if token == text[after]:
                 return Copy(after + 1, run)
         return Copy(place, run // 2 if instead else run, (*instead, token))

@@ -8,7 +8,7 @@ pass over the missing tokens and the last one.
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from outrider.draft.base import Drafter, DrafterSnapshot, LengthWarning
 from outrider.draft.model.sync import DraftSync, between, restorable
-from outrider.draft.model.vocab import missing_tokens, shared_vocabulary
 from outrider.draft.token_choice import Chooser, DraftToken, as_draft
 from outrider.errors import ConfigError
 from outrider.formats.tokenizer import Tokenizer
@@ -43,6 +42,11 @@ PRIOR_HITS, PRIOR_MISSES = 4, 1
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """A draft model, shared by all sessions of a target.
+
+    A target may know more tokens than its draft model, as a fine-tune that thinks does. They are
+    never proposed. Where one occurs in a text, the draft model reads another token in its place, so
+    that positions agree and drafting goes on; what was consumed is still recorded by the target's
+    ids. Drafts right after such a token may be worse; what is committed never changes.
 
     shared: how many ids, from 0 on, mean the same to both. instead: the id that the model reads in
     place of one that it lacks. warning: given where a text has outgrown the model's context.
@@ -85,6 +89,39 @@ def make_draft_model(
         )
     warning = LengthWarning(f"speculative.draft_model = {name!r}")
     return DraftModel(decoder, shared, instead, warning)
+
+
+def missing_tokens(target: Mapping[int, str], rows: int) -> list[int]:
+    """Ids of the target's tokens beyond `rows` rows, in order; padding rows are no tokens."""
+    return sorted(token for token in target if token >= rows)
+
+
+def shared_vocabulary(target: Mapping[int, str], draft: Mapping[int, str]) -> int:
+    """Return how many ids, from 0 on, mean the same to both; only these may be proposed.
+
+    The mappings hold the string of every id that a tokenizer knows. Over the ids that both reach,
+    each must be the same string in both, or unknown to both: sizes prove nothing. Ids beyond are
+    rows that one model has more of, padding mostly. Raises ConfigError for the first difference.
+    """
+    shared = 1 + min(max(target, default=-1), max(draft, default=-1))
+    if shared == 0:
+        raise ConfigError(
+            "speculative.draft_model has no token in common with the target: one of the "
+            "tokenizers is empty; use a draft model of the target's family."
+        )
+    for token_id in range(shared):
+        mine, theirs = target.get(token_id), draft.get(token_id)
+        if mine != theirs:
+            raise ConfigError(
+                f"speculative.draft_model has another vocabulary than the target: id {token_id} "
+                f"is {_shown(mine)} to the target and {_shown(theirs)} to the draft model; use a "
+                f"draft model of the target's family."
+            )
+    return shared
+
+
+def _shown(token: str | None) -> str:
+    return "no token" if token is None else repr(token)
 
 
 class DraftRunner:
