@@ -5,18 +5,16 @@ The greedy choice of tokens with these heads exists compiled, too.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from outrider.draft.block.block_config import Markov
+from outrider.draft.block.block_trunk import Array
 from outrider.kernels.fused import Fused, Product
 from outrider.kernels.linear import Linear
 
-Array = Any
-"""A numpy array, as compiled kernels take them."""
 FREQUENCIES = 64
 SNR_STEPS = 1000.0
 Layer = tuple[Tensor, Tensor]
