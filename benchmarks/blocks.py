@@ -60,7 +60,7 @@ class Shifted:
 def score(model: BlockModel, text: Text, cell: Cell, layers: int) -> Score | None:
     """One cell for one text; None where a shifted tap does not exist."""
     shift, later = cell
-    taps = [tap + later for tap in model.layout.taps]
+    taps = [tap + later for tap in model.config.taps]
     if min(taps) < -1 or max(taps) > layers:
         return None
     features = torch.cat([text.taps[tap] for tap in taps], -1)
@@ -75,7 +75,7 @@ def _judged(
     shifted: BlockModel, trunk: Trunk, text: Text, features: Tensor
 ) -> Iterator[tuple[Tensor, int]]:
     """Rows and the tokens wanted of them; a block's first and last row are no row when shifted."""
-    most, context = shifted.layout.max_drafts, BlockContext(trunk)
+    most, context = shifted.config.max_drafts, BlockContext(trunk)
     for anchor in range(text.start, len(text.tokens) - most, STRIDE):
         trunk.consume(features[context.length : anchor], context)
         wanted = text.tokens[anchor + 1 : anchor + 1 + most]

@@ -93,7 +93,7 @@ def _method_of(name: str, target: LoadedTarget) -> Method:
     """The method that a drafter's file is for."""
     folder = resolve(name)
     if holds_block_drafter(folder):
-        return read_block(folder, target.decoder.config.num_layers).layout.lineage.value
+        return read_block(folder, target.decoder.config.num_layers).lineage.value
     return "eagle3" if is_eagle3(read_json_or_empty(folder / "config.json")) else "suffix+draft"
 
 

@@ -90,9 +90,9 @@ def per_rows(run: Pass, widths: Sequence[int], seconds: float, clock: Clock) -> 
 def _per_block(model: BlockModel, drafts: int, seconds: float, clock: Clock) -> list[float]:
     """Milliseconds of drafting 1, 2, ... `drafts` tokens after two new features; 0 where the
     drafter's length holds no block after them, as it never drafts then."""
-    most, trunk = min(drafts, model.layout.max_drafts), model.trunk
+    most, trunk = min(drafts, model.config.max_drafts), model.trunk
     context, chooser = BlockContext(trunk), GreedyChooser(vocab_size=model.vocab_size)
-    known = min(CONTEXT, trunk.max_length - model.layout.block_size - 2)
+    known = min(CONTEXT, trunk.max_length - model.config.block_size - 2)
     if known < 0:
         return [0.0] * drafts
     features = torch.zeros(known + 2, trunk.read.in_features, dtype=trunk.dtype)

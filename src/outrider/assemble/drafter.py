@@ -143,7 +143,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
 
 def _block_model(folder: Path, speculative: SpeculativeConfig, target: LoadedTarget) -> BlockModel:
     model = load_block(folder, target.ends, target.kernels.whole(), speculative.method)
-    wanted, most = speculative.max_draft_tokens, model.layout.max_drafts
+    wanted, most = speculative.max_draft_tokens, model.config.max_drafts
     if wanted != "auto" and wanted > most:
         raise ConfigError(
             f"speculative.max_draft_tokens = {wanted} is more than a block of {folder} drafts: "

@@ -88,7 +88,7 @@ def _inspect_block(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
         parameters, names = tensors.count_parameters(), tensors.names
     return {
         "path": str(folder),
-        "architecture": config.layout.lineage.value,
+        "architecture": config.lineage.value,
         "layers": config.trunk.num_layers,
         "hidden_size": config.trunk.hidden_size,
         "vocab_size": config.trunk.vocab_size,

@@ -30,7 +30,7 @@ def fit(windows: WindowLimits, speculative: SpeculativeConfig, draft: object) ->
     opened = speculative.verify_window.max_tokens is None and windows.serial
     if not isinstance(draft, BlockModel) or not opened:
         return windows
-    return replace(windows, width=min(windows.width, draft.layout.max_drafts + 1))
+    return replace(windows, width=min(windows.width, draft.config.max_drafts + 1))
 
 
 def capacity_for(config: RunConfig, windows: WindowLimits) -> int:

@@ -105,7 +105,7 @@ def test_drafts_are_those_of_the_papers(target, tmp_path, name, fused):
     )
     draft = drafter.propose(Context(tokens), 16)
     wanted = oracle.draft(features, tokens[20])
-    assert len(wanted.tokens) == model.layout.max_drafts == kind.rows - (not kind.anchor_first)
+    assert len(wanted.tokens) == model.config.max_drafts == kind.rows - (not kind.anchor_first)
     assert list(draft.tokens) == wanted.tokens
     assert chooser.positions == list(range(21, 21 + len(wanted.tokens)))
     torch.testing.assert_close(torch.stack(chooser.rows), wanted.logits, atol=1e-4, rtol=1e-4)

@@ -86,10 +86,10 @@ def test_both_facts_say_where_they_were_found(kind, changes, lineage, anchor):
 
 def test_taps_are_layer_outputs_in_every_packaging():
     for kind in (DFLASH, SPARK, BONUS, replace(SPARK, packaging="SpecForge")):
-        assert parse(kind).layout.taps == (0, 2)
+        assert parse(kind).taps == (0, 2)
     # The last entry of transformers' hidden states has been through the final norm.
-    assert parse(replace(DFLASH, taps=(-1, 3))).layout.taps == (-1, 4)
-    assert parse(replace(BONUS, taps=(-1, 3))).layout.taps == (-1, 4)
+    assert parse(replace(DFLASH, taps=(-1, 3))).taps == (-1, 4)
+    assert parse(replace(BONUS, taps=(-1, 3))).taps == (-1, 4)
 
 
 def test_taps_that_a_file_does_not_name():
@@ -112,10 +112,10 @@ def test_what_leaks_from_a_targets_config_is_left_out():
 
 def test_heads_are_told_by_their_tensors():
     for markov in ("vanilla", "gated", "rnn"):
-        layout = parse(replace(SPARK, markov=markov), markov_head_type="vanilla").layout
-        assert (layout.markov, layout.rank, layout.confidence) == (markov, 6, "hidden+markov")
-    assert parse(replace(SPARK, reads_code=False)).layout.confidence == "hidden"
-    assert parse(replace(SPARK, log_snr=True)).layout.log_snr == (-9.0, 9.0)
+        config = parse(replace(SPARK, markov=markov), markov_head_type="vanilla")
+        assert (config.markov, config.rank, config.confidence) == (markov, 6, "hidden+markov")
+    assert parse(replace(SPARK, reads_code=False)).confidence == "hidden"
+    assert parse(replace(SPARK, log_snr=True)).log_snr == (-9.0, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_a_file_that_cannot_be_read_right_is_refused(kind, changes, message):
     ],
 )
 def test_another_method_than_the_files_is_refused_with_what_it_would_do(kind, method, message):
-    layout = parse(kind).layout
+    config = parse(kind)
     with pytest.raises(ConfigError, match=f"method = '{method}' does not fit FOLDER.*{message}"):
-        check_method(method, layout, "FOLDER")
-    check_method(layout.lineage.value, layout, "FOLDER")
+        check_method(method, config, "FOLDER")
+    check_method(config.lineage.value, config, "FOLDER")
 
 
 def test_block_drafters_are_told_from_other_models(tmp_path):

@@ -102,7 +102,7 @@ def test_the_older_form_drafts_what_its_folder_drafts(target, tmp_path, name):
     (mine, rows), (theirs, others) = drafted(path, target), drafted(tmp_path, target)
     assert mine.tokens == theirs.tokens
     torch.testing.assert_close(torch.stack(rows), torch.stack(others), atol=1e-5, rtol=1e-5)
-    taps = [load_block(one, target, Kernels(exact=False)).layout.taps for one in (path, tmp_path)]
+    taps = [load_block(one, target, Kernels(exact=False)).config.taps for one in (path, tmp_path)]
     assert taps[0] == taps[1]
     assert holds_block_drafter(path)
 

@@ -18,6 +18,7 @@ from outrider.models.hf_config import parse_config
 T = TypeVar("T")
 Lineage = Literal["dflash", "dspark"]
 Markov = Literal["vanilla", "gated", "rnn"]
+Confidence = Literal["hidden", "hidden+markov"]
 Json = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -54,25 +55,42 @@ class Fact(Generic[T]):
         return f"{self.value} ({self.found})"
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Positions that a layer's rows see.
+
+    `window` positions of context and block at most, counted back from each row, or from the
+    anchor in speculators' files; `causal` rows do not see the rows after them.
+    """
+
+    window: int | None = None
+    causal: bool = False
+    from_anchor: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockLayout:
-    """Rows of a block and what they mean.
+class BlockConfig:
+    """A block drafter: its trunk in the words of a Qwen3 model, and what the rows of a block mean.
 
     A block is the newest token, the anchor, and masks after it. With `sample_from_anchor` row k
     predicts the (k + 1)-th token after the anchor, else row k the k-th and row 0 nothing. `taps`
     count as `records.Needs` does. `rank` is that of the Markov head, `log_snr` the least and
-    the largest value of the conditioning.
+    the largest value of the conditioning. `views`: of each layer.
     """
 
+    packaging: str
+    trunk: ModelConfig
+    views: tuple[View, ...]
+    target_layers: int | None
     lineage: Fact[Lineage]
     sample_from_anchor: Fact[bool]
     block_size: int
     mask_token: int
     taps: tuple[int, ...]
-    markov: Markov | None = None
-    rank: int = 0
-    confidence: Literal["hidden", "hidden+markov"] | None = None
-    log_snr: tuple[float, float] | None = None
+    markov: Markov | None
+    rank: int
+    confidence: Confidence | None
+    log_snr: tuple[float, float] | None
 
     def __post_init__(self) -> None:
         if self.max_drafts < 1:
@@ -94,6 +112,7 @@ class BlockLayout:
     def describe(self) -> dict[str, object]:
         """For `outrider inspect` and the log."""
         return {
+            "packaging": self.packaging,
             "lineage": str(self.lineage),
             "sample_from_anchor": str(self.sample_from_anchor),
             "first_row": self.first_row,
@@ -107,56 +126,28 @@ class BlockLayout:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """Positions that a layer's rows see.
-
-    `window` positions of context and block at most, counted back from each row, or from the
-    anchor in speculators' files; `causal` rows do not see the rows after them.
-    """
-
-    window: int | None = None
-    causal: bool = False
-    from_anchor: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockConfig:
-    """A block drafter: its trunk in the words of a Qwen3 model, and how its rows are read."""
-
-    packaging: str
-    layout: BlockLayout
-    trunk: ModelConfig
-    views: tuple[View, ...]
-    target_layers: int | None
-
-    def describe(self) -> dict[str, object]:
-        """For `outrider inspect` and the log."""
-        return {"packaging": self.packaging, **self.layout.describe()}
-
-
-def check_method(method: str, layout: BlockLayout, origin: str) -> None:
+def check_method(method: str, config: BlockConfig, origin: str) -> None:
     """Refuse a file whose lineage is not the method asked for, and say what reading it so means."""
-    lineage = layout.lineage
+    lineage = config.lineage
     if method == lineage.value:
         return
     raise ConfigError(
         f"speculative.method = {method!r} does not fit {origin}, whose lineage is {lineage} with "
-        f"sample_from_anchor = {layout.sample_from_anchor}: {_consequence(method, layout)}; use "
+        f"sample_from_anchor = {config.sample_from_anchor}: {_consequence(method, config)}; use "
         f"speculative.method = {lineage.value!r}."
     )
 
 
-def _consequence(method: str, layout: BlockLayout) -> str:
+def _consequence(method: str, config: BlockConfig) -> str:
     """Consequence for a file that is read as `method` reads its own kind."""
     if method not in get_args(Lineage):
         return "it reads the target's hidden states and drafts nothing by itself"
     assumed = 0 if method == "dspark" else 1
-    if layout.first_row < assumed:
+    if config.first_row < assumed:
         return "every draft would be read one row late, and almost none would be accepted"
-    if layout.first_row > assumed:
+    if config.first_row > assumed:
         return "every draft would be read one row early, and almost none would be accepted"
-    if layout.confidence:
+    if config.confidence:
         return "the rows would be right, only drafts would not end where confidence is low"
     return "the rows would be right, but there is no Markov head to correct them"
 
@@ -183,18 +174,26 @@ def parse_block(raw: Json, shapes: Shapes, num_target_layers: int | None) -> Blo
             raise CheckpointError("config.json: quantised drafters are not supported.")
         fields.pop(key, None)  # Custom code is never run; the factor leaks from targets' configs.
     trunk = parse_config({**_plain(fields), "model_type": "qwen3"})
-    layers = raw.get("num_target_layers") or num_target_layers
     for key, neutral in NEUTRAL.items():
         if _value(raw, key, neutral) not in (neutral, None):
             raise CheckpointError(
                 f"config.json: {key} = {_value(raw, key)!r} is not supported, only {neutral!r}."
             )
+    markov, rank = _markov(raw, shapes)
     return BlockConfig(
         packaging=packaging,
-        layout=_layout(raw, shapes, packaging, trunk, layers),
         trunk=trunk,
         views=tuple(_view(raw, fields, layer, packaging) for layer in range(trunk.num_layers)),
         target_layers=raw.get("num_target_layers"),
+        lineage=_lineage(markov),
+        sample_from_anchor=_sample_from_anchor(raw, packaging, markov),
+        block_size=_whole(raw, "block_size"),
+        mask_token=_whole(raw, "mask_token_id"),
+        taps=_taps(raw, trunk.num_layers, raw.get("num_target_layers") or num_target_layers),
+        markov=markov,
+        rank=rank,
+        confidence=_confidence(shapes, trunk.hidden_size, rank),
+        log_snr=_log_snr(raw, shapes),
     )
 
 
@@ -230,24 +229,10 @@ def _value(raw: Json, key: str, default: Any = None) -> Any:
     return (raw.get("dflash_config") or {}).get(key, raw.get(key, default))
 
 
-def _layout(
-    raw: Json, shapes: Shapes, packaging: str, trunk: ModelConfig, layers: int | None
-) -> BlockLayout:
-    markov, rank = _markov(raw, shapes)
-    lineage: Fact[Lineage] = Fact("dflash", f"no tensor {MARKOV_CODE}")
+def _lineage(markov: Markov | None) -> Fact[Lineage]:
     if markov:
-        lineage = Fact("dspark", f"tensor {MARKOV_CODE}")
-    return BlockLayout(
-        lineage=lineage,
-        sample_from_anchor=_sample_from_anchor(raw, packaging, markov),
-        block_size=_whole(raw, "block_size"),
-        mask_token=_whole(raw, "mask_token_id"),
-        taps=_taps(raw, trunk.num_layers, layers),
-        markov=markov,
-        rank=rank,
-        confidence=_confidence(shapes, trunk.hidden_size, rank),
-        log_snr=_log_snr(raw, shapes),
-    )
+        return Fact("dspark", f"tensor {MARKOV_CODE}")
+    return Fact("dflash", f"no tensor {MARKOV_CODE}")
 
 
 def _whole(raw: Json, key: str) -> int:
@@ -294,9 +279,7 @@ def _sample_from_anchor(raw: Json, packaging: str, markov: Markov | None) -> Fac
     return Fact(ANCHOR_FIRST[packaging], f"{packaging} packaging")
 
 
-def _confidence(
-    shapes: Shapes, hidden: int, rank: int
-) -> Literal["hidden", "hidden+markov"] | None:
+def _confidence(shapes: Shapes, hidden: int, rank: int) -> Confidence | None:
     if CONFIDENCE not in shapes:
         return None
     width = shapes[CONFIDENCE][1]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.draft.base import DrafterSnapshot, LengthWarning
-from outrider.draft.block.block_config import BlockConfig, BlockLayout
+from outrider.draft.block.block_config import BlockConfig
 from outrider.draft.block.block_heads import ConfidenceHead, GreedyRows, MarkovHead
 from outrider.draft.block.block_trunk import BlockContext, Trunk
 from outrider.draft.tap_drafter import TapDrafter
@@ -45,10 +45,6 @@ class BlockModel:
     greedy: GreedyRows | None = None
     warning: LengthWarning | None = None
 
-    @property
-    def layout(self) -> BlockLayout:
-        return self.config.layout
-
     def describe(self) -> dict[str, object]:
         """The configuration, and what runs compiled."""
         return {
@@ -70,7 +66,7 @@ class BlockModel:
         A draft ends where `chooser` ends it, or where the confidence head says less than
         `min_confidence`: it has seen the tokens before a row and never the row's own.
         """
-        first = self.layout.first_row
+        first = self.config.first_row
         block = self.trunk.run(self._embed(anchor), context, first + count)
         # Another kind of chooser must see the rows themselves.
         if self.greedy and type(chooser) is GreedyChooser and chooser.vocab_size == self.vocab_size:
@@ -82,7 +78,7 @@ class BlockModel:
 
     def _embed(self, anchor: int) -> Tensor:
         """The rows of a block [block size, hidden]."""
-        ids = torch.full((self.layout.block_size,), self.layout.mask_token)
+        ids = torch.full((self.config.block_size,), self.config.mask_token)
         ids[0] = anchor
         rows = self.embedding[ids.to(self.embedding.device)]
         if self.added is not None:
@@ -97,7 +93,7 @@ class BlockModel:
 
         block: normed outputs [n, hidden], with the row before those that predict, if there is one.
         """
-        first = self.layout.first_row
+        first = self.config.first_row
         hidden, choices = block[first:], list[DraftToken]()
         logits = self.head(hidden).float()
         state = self.markov.start(block[:first], token) if self.markov else None
@@ -134,7 +130,7 @@ class BlockDrafter(TapDrafter):
     """Drafts a block in one pass."""
 
     def __init__(self, model: BlockModel, chooser: Chooser, min_confidence: float = 0.0) -> None:
-        super().__init__(model.layout.lineage.value, model.layout.taps, chooser)
+        super().__init__(model.config.lineage.value, model.config.taps, chooser)
         self._model, self._min_confidence = model, min_confidence
         self._context = BlockContext(model.trunk)
 
@@ -146,13 +142,13 @@ class BlockDrafter(TapDrafter):
         Takes one pass over the features that came since the last proposal and one over a block.
         """
         self._backlog.check(self.name, context)
-        layout = self._model.layout
-        if self._backlog.end + layout.block_size > self._model.trunk.max_length:
+        config = self._model.config
+        if self._backlog.end + config.block_size > self._model.trunk.max_length:
             if self._model.warning:
                 self._model.warning.warn(self._model.trunk.max_length)
             return None
         self._catch_up()
-        count = min(budget, layout.max_drafts)
+        count = min(budget, config.max_drafts)
         choices = self._model.draft(
             self._context, context.last, count, self._chooser, self._min_confidence
         )

@@ -175,7 +175,7 @@ def load_block(
     """
     config = read_block(folder, target.config.num_layers)
     if method is not None:
-        check_method(method, config.layout, str(folder))
+        check_method(method, config, str(folder))
     _check_target(config, target.config)
     with open_block(folder)[1] as checkpoint:
         reader = WeightReader(checkpoint, "", target.dtype, target.device)
@@ -188,7 +188,7 @@ def load_block(
 
 def _check_target(config: BlockConfig, target: ModelConfig) -> None:
     """Raise where the drafter was made for a target of another shape."""
-    layout, trunk = config.layout, config.trunk
+    trunk = config.trunk
     for key, mine, theirs in (
         ("num_target_layers", config.target_layers or target.num_layers, target.num_layers),
         ("vocab_size", trunk.vocab_size, target.vocab_size),
@@ -199,20 +199,20 @@ def _check_target(config: BlockConfig, target: ModelConfig) -> None:
                 f"the drafter's {key} = {mine}, but the target has {theirs}: it was made for "
                 "another target."
             )
-    if trunk.max_length <= layout.block_size:
+    if trunk.max_length <= config.block_size:
         raise CheckpointError(
             f"the drafter's context of {trunk.max_length} tokens has no room for a token and a "
-            f"block of {layout.block_size}, so it could never draft: use another drafter."
+            f"block of {config.block_size}, so it could never draft: use another drafter."
         )
-    for tap in layout.taps:
+    for tap in config.taps:
         if not -1 <= tap <= target.num_layers:
             raise CheckpointError(
                 f"the drafter taps layer {tap}, but the target has layers 0 to "
                 f"{target.num_layers - 1}: it was made for another target."
             )
-    if layout.mask_token >= target.vocab_size:
+    if config.mask_token >= target.vocab_size:
         raise CheckpointError(
-            f"the drafter's mask_token_id = {layout.mask_token} is outside the target's vocabulary "
+            f"the drafter's mask_token_id = {config.mask_token} is outside the target's vocabulary "
             f"of {target.vocab_size}: it was made for another target."
         )
 
@@ -249,8 +249,8 @@ class _Builder:
 
     def _trunk(self) -> Trunk:
         config, reader, shape = self.config.trunk, self.reader, self.config.trunk.attention
-        width, taps = config.hidden_size, len(self.config.layout.taps)
-        length = self.target.max_length + self.config.layout.block_size
+        width, taps = config.hidden_size, len(self.config.taps)
+        length = self.target.max_length + self.config.block_size
         cos, sin = rope_tables(shape.rope, shape.width, min(length, config.max_length))
         layers = range(config.num_layers)
         key_norms = [
@@ -345,30 +345,30 @@ class _Builder:
         return ids
 
     def _markov(self, ids: Tensor | None) -> MarkovHead | None:
-        layout, below = self.config.layout, self.reader.below("markov_head")
-        if layout.markov is None:
+        config, below = self.config, self.reader.below("markov_head")
+        if config.markov is None:
             return None
-        vocab, rank = self.target.config.vocab_size, layout.rank
+        vocab, rank = self.target.config.vocab_size, config.rank
         width, mix = self.config.trunk.hidden_size, None
-        if layout.markov != "vanilla":
+        if config.markov != "vanilla":
             name, out, inner = "gate_proj", rank, width + rank
-            if layout.markov == "rnn":
+            if config.markov == "rnn":
                 name, out, inner = "joint_proj", 3 * rank, 2 * rank + width
             bias = below.vector(f"{name}.bias", out)
             mix = self.kernels.make_linear(below.matrix(name, out, inner), bias)
         rows = vocab if ids is None else len(ids)
         return MarkovHead(
-            kind=layout.markov,
+            kind=config.markov,
             code=self.reader.take(MARKOV_CODE, vocab, rank),
             out=self.kernels.make_linear(below.matrix("markov_w2", rows, rank)),
             mix=mix,
         )
 
     def _confidence(self) -> ConfidenceHead | None:
-        kind, width = self.config.layout.confidence, self.config.trunk.hidden_size
+        kind, width = self.config.confidence, self.config.trunk.hidden_size
         if kind is None:
             return None
-        rank = self.config.layout.rank if kind == "hidden+markov" else 0
+        rank = self.config.rank if kind == "hidden+markov" else 0
         weight = self.reader.take(CONFIDENCE, 1, width + rank, dtype=torch.float32)[0]
         name = CONFIDENCE.replace("weight", "bias")
         offset = float(self.reader.take(name, 1)) if self._has(name) else 0.0
@@ -379,7 +379,7 @@ class _Builder:
         return ConfidenceHead(weight=weight[:width], offset=offset, by_token=by_token)
 
     def _log_snr(self) -> Tensor | None:
-        span, width = self.config.layout.log_snr, self.config.trunk.hidden_size
+        span, width = self.config.log_snr, self.config.trunk.hidden_size
         if span is None:
             return None
         below = self.reader.below(LOG_SNR.split(".")[0])
