@@ -100,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     engine = Engine.load(options.target, speculative=SpeculativeConfig(method="off"))
     target = load_target(TargetConfig(path=options.target))
-    model = load_block(resolve(options.draft_model), target.ends, target.kernels)
+    model = load_block(resolve(options.draft_model), target.ends)
     layers = target.decoder.config.num_layers
     found = grid(model, texts(engine, layers, options.prompts, options.tokens), layers)
     print(table(found).replace("pairing", "rows"))

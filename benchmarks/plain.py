@@ -21,10 +21,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.pass_plan import Span
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import Policy
 
@@ -163,7 +162,7 @@ def measure(name: str, effort: Effort, folder: Path) -> dict[str, Any]:
     model = model_class(model_class.config_class(**settings)).eval()
     model.save_pretrained(folder)
     start = time.perf_counter()
-    decoder = load_decoder(folder, Kernels(exact=True), LoadOptions())
+    decoder = load_decoder(folder, LoadOptions())
     loaded = time.perf_counter() - start
     result: dict[str, Any] = {"load_s": loaded, **beside_transformers(model, decoder, effort)}
     result["verify_ms"] = {

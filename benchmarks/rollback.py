@@ -5,8 +5,8 @@
 Rounds of 8 rows of which 1 to 7 are kept, in turn with rounds of a second state that keeps all 8.
 Counted as rollback, wherever the time runs: settling, the copy before a window, restoring it and
 the pass over the kept rows (checkpoint). Folding the log into a base happens inside later passes,
-rejections or not; it is shown on its own where torch's kernels do it. Then bytes at one layer of
-Qwen3.5-27B's shape, from real tensor storage. The last line is one line of JSON.
+rejections or not. Then bytes at one layer of Qwen3.5-27B's shape, from real tensor storage. The
+last line is one line of JSON.
 """
 
 import argparse
@@ -14,21 +14,19 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
 from plain import SHAPES, prefill
 
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.pass_plan import Span
 from outrider.state.delta import DeltaState
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import SequenceState
@@ -81,25 +79,10 @@ def run_round(decoder: Decoder, state: SequenceState, keep: int, clock: Clock) -
 
 
 def timed_round(decoder: Decoder, state: SequenceState, keep: int) -> dict[str, float]:
-    clock, real_open = Clock(), DeltaState.open
-
-    def timed_open(store: DeltaState, layer: int, chunk: int) -> Any:
-        with clock.measure("fold"):
-            return real_open(store, layer, chunk)
-
-    with mock.patch.object(DeltaState, "open", timed_open), clock.measure("round"):
+    clock = Clock()
+    with clock.measure("round"):
         run_round(decoder, state, keep, clock)
     return clock.parts
-
-
-def folding(rounds: Sequence[dict[str, float]]) -> float | None:
-    """Mean ms of folding bases; None where compiled kernels do it inside a pass, not apart."""
-    found = [parts["fold"] for parts in rounds if "fold" in parts]
-    return statistics.fmean(found) if found else None
-
-
-def in_ms(time: float | None) -> str:
-    return "in pass" if time is None else f"{time:.3f}"
 
 
 def measure(decoder: Decoder, policy: Policy, rounds: int) -> dict[str, Any]:
@@ -113,9 +96,7 @@ def measure(decoder: Decoder, policy: Policy, rounds: int) -> dict[str, Any]:
     ours, theirs = ours[4:], theirs[4:]
     return {
         "rollback_ms": statistics.fmean(parts["rollback"] for parts in ours),
-        "fold_ms": folding(ours),
         "round_ms": statistics.median(parts["round"] for parts in ours),
-        "accepting_fold_ms": folding(theirs),
         "accepting_round_ms": statistics.median(parts["round"] for parts in theirs),
     }
 
@@ -132,18 +113,17 @@ def load(folder: Path) -> Decoder:
     model_class = getattr(transformers, class_name)
     torch.manual_seed(0)
     model_class(model_class.config_class(**settings)).eval().save_pretrained(folder)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+    return load_decoder(folder, LoadOptions())
 
 
 def show(times: dict[str, dict[str, Any]], sizes: dict[str, dict[str, int]]) -> None:
     print(f"\nms per round of {ROWS} rows at {CONTEXT} keys and more, 1 to {ROWS - 1} rows kept")
-    print("policy      rollback  share     fold  round | accepting all: fold  round")
+    print("policy      rollback  share  round | accepting all: round")
     for policy, ms in times.items():
         share = ms["rollback_ms"] / ms["round_ms"]
         print(
-            f"{policy:<11} {ms['rollback_ms']:8.3f} {share:6.1%} {in_ms(ms['fold_ms']):>8} "
-            f"{ms['round_ms']:6.2f} | {in_ms(ms['accepting_fold_ms']):>18} "
-            f"{ms['accepting_round_ms']:6.2f}"
+            f"{policy:<11} {ms['rollback_ms']:8.3f} {share:6.1%} {ms['round_ms']:6.2f} | "
+            f"{ms['accepting_round_ms']:20.2f}"
         )
     print("\nMiB of one recurrent layer of Qwen3.5-27B's shape, by rollback capacity")
     print("policy      " + "".join(f"{capacity:>9}" for capacity in CAPACITIES))

@@ -16,7 +16,7 @@ SEAMS = {
     "jinja2": ("formats/chat_template.py", "bench/template.py"),
     "llama_cpp": ("llamacpp/",),
     "llvmlite": ("kernels/jit.py",),
-    "numba": ("kernels/jit.py", "kernels/fused.py"),
+    "numba": ("kernels/jit.py", "kernels/loading.py"),
     "numpy": ("formats/gguf_file.py", "kernels/jit", "kernels/pages.py"),
     "prometheus_client": ("server/metrics.py",),
     "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),

@@ -21,7 +21,6 @@ from outrider.assemble.setup import make_picker
 from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
 from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.controller import Controller
-from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.stage.local import LocalStage
@@ -91,7 +90,7 @@ def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A target whose context is shorter than what is measured elsewhere."""
     folder: Path = tmp_path_factory.mktemp("short")
     save_model("qwen3_5", folder)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions(max_length=request.param))
+    return load_decoder(folder, LoadOptions(max_length=request.param))
 
 
 def test_passes_stay_within_the_context_that_there_is(short: Decoder):

@@ -51,4 +51,4 @@ def test_a_target_that_lost_its_mtp_layer_when_it_was_saved_offers_none(tmp_path
     assert inspect(str(tmp_path))["drafters"] == ["suffix", "ngram-cache"]
     target = load_target(TargetConfig())
     with pytest.raises(CheckpointError, match=r"was saved without the tensors of the MTP layer"):
-        load_mtp(tmp_path, target.ends, target.kernels, target.options)
+        load_mtp(tmp_path, target.ends)

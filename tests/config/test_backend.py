@@ -19,7 +19,6 @@ LLAMA_CPP = {
         "target": {"device": "cuda"}
     },
     "target.dtype = 'bfloat16' means nothing": {"target": {"dtype": "bfloat16"}},
-    "target.quantize = 'int8' means nothing": {"target": {"quantize": "int8"}},
     "target.exact = true cannot be kept": {"target": {"exact": True}},
     "state.rollback = 'log' means nothing": {"state": StateConfig(rollback="log")},
     "speculative.method = 'mtp' means nothing": {"speculative": SpeculativeConfig(method="mtp")},

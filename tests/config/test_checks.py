@@ -290,3 +290,10 @@ def test_sampled_drafts_need_the_whole_target(stages):
     speculative = SpeculativeConfig(method="draft", draft_model="demo-draft", draft_temperature=0.5)
     found = refusal(stages=stages, speculative=speculative)
     assert "needs the whole target in one process" in found
+
+
+def test_int8_is_refused_naming_its_successor():
+    config = RunConfig(target=TargetConfig(path="x", quantize="int8"))
+    with pytest.raises(ConfigError, match="'q8' in compiled kernels") as caught:
+        check(config)
+    assert "target.quantize = 'int8'" in str(caught.value)

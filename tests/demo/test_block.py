@@ -8,7 +8,6 @@ import torch
 from outrider.draft.block.block_drafter import BlockDrafter
 from outrider.draft.block.block_loader import load_block
 from outrider.draft.token_choice import GreedyChooser
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context
 from recipes.demo import block, model, packaging, parallel, readings
@@ -76,7 +75,7 @@ def test_readings_are_what_the_target_says(target, tmp_path):
 @torch.no_grad()
 def test_exported_drafters_draft_what_they_were_taught(target, name, tmp_path):
     target.save_pretrained(tmp_path / "target")
-    decoder = load_decoder(tmp_path / "target", Kernels(exact=False), LoadOptions())
+    decoder = load_decoder(tmp_path / "target", LoadOptions())
     net = block.Student(target, block.LAYOUTS[name], tmp_path)
     for parameter in net.block.parameters():
         parameter.copy_(parameter.bfloat16())
@@ -85,7 +84,7 @@ def test_exported_drafters_draft_what_they_were_taught(target, name, tmp_path):
     embedding = {packaging.TARGET_EMBEDDING: target.model.embed_tokens.weight.bfloat16()}
     packaging.write(tmp_path, tmp_path, embedding, "0" * 64)
     folder = tmp_path / name.replace("_", "-")
-    model = load_block(folder, decoder, Kernels(exact=False), name.split("_")[0])
+    model = load_block(folder, decoder, name.split("_")[0])
     features, tokens = torch.randn(30, len(block.TAPS) * 256), torch.arange(100, 131).tolist()
     drafter = BlockDrafter(model, GreedyChooser(vocab_size=2048))
     drafter.observe(Commit(position=0, tokens=tuple(tokens), features=features))

@@ -11,7 +11,7 @@ NAMES = ("demo-dflash", "demo-dspark", "demo-dspark-bonus")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_and_taps_are_those_of_training(name, target, texts):
-    model = load_block(demo.path(name), target.ends, target.kernels)
+    model = load_block(demo.path(name), target.ends)
     found = blocks.grid(model, texts, target.decoder.config.num_layers)
     assert len(found) == 9
     best = max(alignment.accepted(scores) for scores in found.values())

@@ -10,9 +10,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider import Engine, demo
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.pass_plan import Span
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.pass_plan import Span
 from recipes.demo import evaluate, tokens
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +127,7 @@ def test_outrider_has_the_logits_of_transformers(name):
     reference, tokenizer = load(name)
     row = json.loads(demo.workloads()["code"].read_text().splitlines()[0])
     ids = torch.tensor(tokenizer.encode(row["prompt"]))
-    decoder = load_decoder(demo.path(name), Kernels(exact=True), LoadOptions())
+    decoder = load_decoder(demo.path(name), LoadOptions())
     state = decoder.new_state("log", 8)
     hidden, _ = decoder.run(decoder.embed(ids), [Span(state, len(ids), revocable=False)])
     expected = reference(ids[None]).logits[0]

@@ -19,7 +19,6 @@ from outrider.draft.heads.one_token import Head
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Generation, Speculation, WindowLimits
 from outrider.engine.scheduler import Admission
-from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.sampling.params import SamplingParams
@@ -141,22 +140,22 @@ def _load_blocks(target: Target) -> None:
         kind = replace(kind, taps=(0, layers - 2)).changed(num_target_layers=layers)
         folder = target.folder / name
         write(kind, folder, likely_for=target.oracle_model)
-        target.blocks[name] = load_block(folder, target.decoder, Kernels(exact=True))
+        target.blocks[name] = load_block(folder, target.decoder)
 
 
 def _load_heads(target: Target) -> None:
     """Heads that guess right now and then; the dense family has no MTP layer."""
-    kernels, options, layers = Kernels(exact=True), LoadOptions(), target.decoder.config.num_layers
+    layers = target.decoder.config.num_layers
     taps = (-1, *range(layers - 1))[-3:]
     file = likely_eagle3(target.folder / "eagle3", target.oracle_model, taps)
-    target.heads["eagle3"] = load_eagle3(file, target.decoder, kernels, options)
+    target.heads["eagle3"] = load_eagle3(file, target.decoder)
     if target.name == "hybrid":
-        target.heads["mtp"] = load_mtp(target.folder, target.decoder, kernels, options)
+        target.heads["mtp"] = load_mtp(target.folder, target.decoder)
 
 
 @functools.cache
 def _load(folder: Path, first: int = 0, last: int | None = None) -> Decoder:
-    return load_decoder(folder, Kernels(exact=True), LoadOptions(first=first, last=last))
+    return load_decoder(folder, LoadOptions(first=first, last=last))
 
 
 def admission(**limits: Any) -> Admission:

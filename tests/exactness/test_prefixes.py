@@ -12,7 +12,6 @@ from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
 from outrider.draft.model.sync import DraftSync
 from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.prefix import PrefixCache
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.stage.local import LocalStage
 from tests.exactness.targets import engine, generate, make_picker, make_target
@@ -32,14 +31,14 @@ def makers(tmp_path_factory):
     made = make_target("hybrid", folder)
     target, model = made.decoder, made.oracle_model
     add_mtp(folder, mtp_tensors(model, likely=True))
-    kernels, options = Kernels(exact=True), LoadOptions()
+    options = LoadOptions()
     small = tmp_path_factory.mktemp("small")
     save_model("qwen3_5", small, seed=3)
-    draft = DraftModel(load_decoder(small, kernels, options), VOCAB)
-    head = load_mtp(folder, target, kernels, options)
+    draft = DraftModel(load_decoder(small, options), VOCAB)
+    head = load_mtp(folder, target)
     blocks = tmp_path_factory.mktemp("block")
     write(Kind(), blocks, likely_for=model)
-    block = load_block(blocks, target, kernels)
+    block = load_block(blocks, target)
 
     def greedy():
         return GreedyChooser(vocab_size=VOCAB)

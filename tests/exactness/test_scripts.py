@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.pass_plan import Span
+from outrider.kernels.pass_plan import Span
 from outrider.state.rollback import Rollback
 from outrider.state.spec import POLICIES
 from tests.helpers.runs import run, same_state, step

@@ -10,21 +10,20 @@ from safetensors.torch import load_file
 from outrider.draft.heads.eagle3 import load_eagle3
 from outrider.draft.heads.mtp import load_mtp
 from outrider.draft.heads.one_token import Head
-from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from tests.helpers.checkpoints import save_model
 from tests.helpers.heads import add_mtp
 
 FOLDER = Path(__file__).parent / "heads"
-KERNELS, OPTIONS, STEPS, CLOSE = Kernels(exact=True), LoadOptions(), 3, 1e-4
+OPTIONS, STEPS, CLOSE = LoadOptions(), 3, 1e-4
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     folder = tmp_path_factory.mktemp("target")
     save_model("qwen3_5", folder)
-    return load_decoder(folder, KERNELS, OPTIONS)
+    return load_decoder(folder, OPTIONS)
 
 
 def largest_difference(head: Head, vectors: dict[str, torch.Tensor], row: int) -> float:
@@ -43,7 +42,7 @@ def largest_difference(head: Head, vectors: dict[str, torch.Tensor], row: int) -
 @pytest.mark.parametrize("name", ["eagle3-llama", "eagle3-qwen3", "eagle3-1"])
 @torch.inference_mode()
 def test_eagle3(target: Decoder, name: str) -> None:
-    head = load_eagle3(FOLDER / name, target, KERNELS, OPTIONS)
+    head = load_eagle3(FOLDER / name, target)
     assert head.taps == (0, 1, 3)
     vectors = load_file(FOLDER / name / "vectors.safetensors")
     rows = len(vectors["tokens"]) - STEPS
@@ -59,9 +58,9 @@ def test_mtp(target: Decoder, tmp_path: Path) -> None:
     ends = replace(
         target,
         embedding=tensors["embed_tokens.weight"],
-        head=KERNELS.make_linear(tensors["lm_head.weight"], use="head"),
+        head=target.kernels.linear(tensors["lm_head.weight"]),
     )
-    head = load_mtp(tmp_path, ends, KERNELS, OPTIONS)
+    head = load_mtp(tmp_path, ends)
     vectors = load_file(FOLDER / "mtp" / "vectors.safetensors")
     rows = len(vectors["logits.0"])
     features = vectors["taps"][:rows]

@@ -6,19 +6,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.pass_plan import Span
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import PAGE
 from tests.helpers.checkpoints import VOCAB, save_model
 
 
-def make_decoder(name: str, folder: Path, seed: int = 0, *, fused: bool = True) -> Decoder:
-    """A tiny random checkpoint of architecture `name`, loaded in exact mode."""
+def make_decoder(name: str, folder: Path, seed: int = 0) -> Decoder:
+    """A tiny random checkpoint of architecture `name`, loaded."""
     save_model(name, folder, seed)
-    return load_decoder(folder, Kernels(exact=True, fused=fused), LoadOptions())
+    return load_decoder(folder, LoadOptions())
 
 
 def random_tokens(count: int, seed: int = 1) -> list[int]:
@@ -54,17 +53,14 @@ def same_state(one: SequenceState, other: SequenceState) -> bool:
 
 
 def same_pages(one: Tensor, other: Tensor, length: int) -> bool:
-    """Whether pages hold the same first positions; fused layers keep keys by column."""
+    """Whether pages hold the same first positions; keys lie by column."""
     whole, rest = divmod(length, PAGE)
     pairs = one[:, :, :whole], other[:, :, :whole]
     if not torch.equal(*pairs) or not rest:
         return torch.equal(*pairs)
     keys, values = zip(*(pages[:, :, whole].unbind(1) for pages in (one, other)), strict=True)
     columns = [part.reshape(*part.shape[:2], -1, PAGE)[..., :rest] for part in keys]
-    rows = [part[:, :, :rest] for part in keys]
-    return torch.equal(*(part[:, :, :rest] for part in values)) and (
-        torch.equal(*columns) or torch.equal(*rows)
-    )
+    return torch.equal(*columns) and torch.equal(*(part[:, :, :rest] for part in values))
 
 
 def live(state: SequenceState) -> list[Tensor]:
@@ -72,15 +68,13 @@ def live(state: SequenceState) -> list[Tensor]:
     delta, length = state.delta, state.length
     assert delta is not None
     chunk, rows = divmod(length - 1, delta.chunk)
-    slot, rows = chunk % delta.slots, rows + 1
+    rows += 1
     place = length - delta.columns.origin
-    slots = [views[slot] for views in delta._views]
-    logs = [layer.log for layer in slots]
+    logs = [delta.log(layer, chunk) for layer in range(delta.spec.layers)]
     return [
-        torch.stack([layer.base for layer in slots]),
+        torch.stack([log.base for log in logs]),
         torch.stack([log.keys[:, :, :rows] for log in logs]),
-        torch.stack([layer.wanted[:, :rows] for layer in slots]),
-        torch.stack([log.inverse[:, :rows, :rows] for log in logs]),
+        torch.stack([log.corrections[:, :rows] for log in logs]),
         torch.stack([log.decays[:, :rows] for log in logs]),
         delta.columns.storage[:, place - (delta.spec.taps - 1) : place],
     ]

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from outrider.kernels import workers
-from outrider.kernels.fused import load_fused
+from outrider.kernels.compiled import CompiledKernels
+from outrider.kernels.norm import rms_norm
+from outrider.kernels.pass_plan import Span
 from outrider.kernels.workers import share
 from outrider.models.decoder import Decoder
-from outrider.models.pass_plan import Span
 from tests.helpers.runs import make_decoder, random_tokens
 
 COUNTS = (1, 2, 3)
@@ -63,14 +64,15 @@ def test_an_error_in_a_part_is_the_callers_and_the_threads_live_on(use, bad):
 @pytest.mark.parametrize("shape", [(40, 33), (776, 256)])
 def test_shared_products_norms_and_gates_have_the_bits_of_one_thread(use, shape):
     torch.manual_seed(0)
-    kernels, weight = load_fused(), torch.randn(shape)
+    kernels, weight = CompiledKernels(), torch.randn(shape)
     product = kernels.linear(weight, torch.randn(shape[0]))
     x, y = torch.randn(37, shape[1]), torch.randn(37, shape[1])
+    norm = rms_norm(torch.rand(shape[1]), 1e-3)
 
     def results():
         both = torch.cat([x, y], 1)
-        added = kernels.add_unit(x, y, 0.5)
-        return product(x), kernels.unit(x, 0.5), *added, kernels.add(x + 0, y), kernels.gated(both)
+        added = kernels.add_norm(x, y, norm)
+        return product(x), kernels.norm(x, norm), *added, kernels.add(x + 0, y), kernels.gated(both)
 
     use(1)
     alone = results()

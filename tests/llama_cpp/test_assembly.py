@@ -65,9 +65,9 @@ def test_auto_takes_llama_cpp_and_says_so(files, caplog):
 
 
 def test_auto_takes_torch_where_a_setting_needs_it(files, caplog):
-    engine = Engine.load(target(files["demo"], backend="auto", quantize="int8"))
+    engine = Engine.load(target(files["demo"], backend="auto", dtype="bfloat16"))
     assert engine.describe()["backend"] == "torch"
-    assert "picked 'torch': target.quantize = 'int8' means nothing" in caplog.text
+    assert "picked 'torch': target.dtype = 'bfloat16' means nothing" in caplog.text
     engine.close()
 
 

@@ -9,7 +9,6 @@ from gguf import GGUFReader, quants
 
 from outrider import Engine, SamplingParams, SpeculativeConfig, TargetConfig
 from outrider.bench.gates import first_difference
-from outrider.kernels.selftest import Kernels
 from outrider.llamacpp.batch import Piece
 from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
 from outrider.llamacpp.llama_weights import LlamaWeights
@@ -61,7 +60,7 @@ def test_the_best_token_is_llama_cpps(smollm2: Path, ask: Ask) -> None:
     """Teacher-forced over documents; llama.cpp multiplies 4-bit weights with 8-bit activations."""
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     tokens = load_tokenizer(smollm2).encode(text)[: POSITIONS + 1]
-    decoder = load_decoder(smollm2, Kernels(exact=True), LoadOptions())
+    decoder = load_decoder(smollm2, LoadOptions())
     best = run(decoder, decoder.new_state("log", 0), tokens, revocable=False).argmax(-1).tolist()
     theirs = [
         ask(
@@ -94,7 +93,7 @@ def test_both_backends_choose_alike(smollm2: Path) -> None:
     """llama.cpp rounds activations to 8 bits beside 4-bit weights: near-ties fall otherwise."""
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     tokens = load_tokenizer(smollm2).encode(text)[:256]
-    decoder = load_decoder(smollm2, Kernels(exact=True), LoadOptions())
+    decoder = load_decoder(smollm2, LoadOptions())
     ours = run(decoder, decoder.new_state("log", 0), tokens, revocable=False).argmax(-1)
     context = LlamaContext(LlamaWeights(smollm2), ContextSettings(length=256))
     theirs = context.run(tokens, [Piece(context.take(), 0, len(tokens), len(tokens))]).argmax(-1)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.selfcheck import rows_are_invariant
 from tests.helpers.checkpoints import save_model
@@ -19,7 +18,7 @@ def test_error_is_that_of_the_format(name: str, tmp_path: Path) -> None:
     tokens = random_tokens(60)
     exact = reference(torch.tensor([tokens])).logits[0]
     theirs = reference.to(torch.bfloat16)(torch.tensor([tokens])).logits[0].float()
-    decoder = load_decoder(tmp_path, Kernels(exact=True), LoadOptions(dtype=torch.bfloat16))
+    decoder = load_decoder(tmp_path, LoadOptions(dtype=torch.bfloat16))
     ours = run(decoder, decoder.new_state("log", 8), tokens, revocable=False)
     assert ours.dtype == torch.float32
     error, expected = (ours - exact).abs().mean(), (theirs - exact).abs().mean()

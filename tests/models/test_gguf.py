@@ -12,7 +12,6 @@ from torch import Tensor
 
 from outrider.errors import CheckpointError
 from outrider.formats.gguf_file import SUPPORTED, dequantise, open_gguf
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import count_parameters, is_gguf, load_tokenizer, open_tensors
 from tests.helpers.gguf_files import MODELS, Content, build, content, quantised, rounded, write
@@ -23,7 +22,7 @@ K_QUANTS = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 
 
 def logits(path: Path, **options: int) -> Tensor:
-    decoder = load_decoder(path, Kernels(exact=True), LoadOptions(**options))
+    decoder = load_decoder(path, LoadOptions(**options))
     return run(decoder, decoder.new_state("log", 0), random_tokens(70), revocable=False)
 
 
@@ -112,7 +111,7 @@ def test_a_split_model_equals_the_whole(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_a_range_of_layers_leaves_the_others(tmp_path: Path) -> None:
     file = write(content(build("qwen35")), tmp_path / "m.gguf")
-    stage = load_decoder(file, Kernels(exact=False), LoadOptions(first=1, last=3))
+    stage = load_decoder(file, LoadOptions(first=1, last=3))
     assert len(stage.layers) == 2
     assert stage.embedding is None
     assert stage.head is None
@@ -185,7 +184,7 @@ def test_metadata_that_does_not_fit_is_refused(change: str, tmp_path: Path) -> N
     )
     path = write(changed, tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match=message):
-        load_decoder(path, Kernels(exact=False), LoadOptions())
+        load_decoder(path, LoadOptions())
 
 
 def test_types_that_are_known_and_not_supported_are_named(tmp_path: Path) -> None:
@@ -202,4 +201,4 @@ def test_types_that_are_known_and_not_supported_are_named(tmp_path: Path) -> Non
     with pytest.raises(
         CheckpointError, match=r"token_embd\.weight is of type IQ4_NL, which is not"
     ):
-        load_decoder(path, Kernels(exact=False), LoadOptions())
+        load_decoder(path, LoadOptions())

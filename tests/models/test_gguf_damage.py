@@ -13,7 +13,6 @@ from gguf import GGUFReader
 from outrider.errors import CheckpointError
 from outrider.formats.gguf_file import open_gguf
 from outrider.formats.gguf_header import read_header
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
 from tests.helpers.gguf_files import Content, build, content, write
@@ -46,7 +45,7 @@ def data_start(whole: bytes, tmp_path_factory: pytest.TempPathFactory) -> int:
 def load(path: Path) -> None:
     """Everything that a run reads of a model."""
     load_tokenizer(path)
-    load_decoder(path, Kernels(exact=False), LoadOptions())
+    load_decoder(path, LoadOptions())
 
 
 def open_files() -> int:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from tests.helpers.checkpoints import HYBRID, VOCAB
 from tests.helpers.runs import random_tokens, run
@@ -40,7 +39,7 @@ def model(tmp_path_factory):
 def test_the_text_part_loads_with_a_notice_and_agrees(model, caplog):
     made, folder = model
     with caplog.at_level(logging.INFO, logger="outrider"):
-        decoder = load_decoder(folder, Kernels(exact=True), LoadOptions())
+        decoder = load_decoder(folder, LoadOptions())
     assert "under model.visual.* are not loaded" in caplog.text
     tokens = random_tokens(20)
     with torch.inference_mode():

@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.pass_plan import Span
 from tests.helpers.checkpoints import ARCHITECTURES, VOCAB, save_model
 
 
 def load(folder: Path) -> Decoder:
-    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+    return load_decoder(folder, LoadOptions())
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

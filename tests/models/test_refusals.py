@@ -12,7 +12,6 @@ from outrider.assemble.engine import Engine
 from outrider.config.settings import SpeculativeConfig
 from outrider.errors import CheckpointError, RequestError
 from outrider.formats.chat_template import ChatTemplate
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from tests.helpers.checkpoints import save_model
 from tests.helpers.gguf_tokens import train
@@ -33,7 +32,7 @@ def folder(original, tmp_path):
 
 def refused(folder: Path, *parts: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        load_decoder(folder, Kernels(exact=False), LoadOptions())
+        load_decoder(folder, LoadOptions())
     assert [part for part in parts if part not in str(caught.value)] == [], caught.value
 
 
@@ -99,7 +98,7 @@ def test_shards_in_a_folder_below_are_read(folder):
     weights = load_file(folder / "parts" / "all.safetensors")
     index = {"weight_map": dict.fromkeys(weights, "parts/all.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    decoder = load_decoder(folder, Kernels(exact=False), LoadOptions())
+    decoder = load_decoder(folder, LoadOptions())
     assert decoder.is_tail
 
 
@@ -157,7 +156,7 @@ def test_a_bias_that_no_flag_speaks_of(folder, name, last):
     rows = len(weights[f"model.layers.0.{name.replace('bias', 'weight')}"])
     save_file(weights | {f"model.layers.0.{name}": torch.ones(rows)}, file)
     with pytest.raises(CheckpointError, match=rf"does not explain: model\.layers\.0\.{name}"):
-        load_decoder(folder, Kernels(exact=False), LoadOptions(last=last))
+        load_decoder(folder, LoadOptions(last=last))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows(folder):

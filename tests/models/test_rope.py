@@ -11,7 +11,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from outrider.errors import CheckpointError
-from outrider.kernels.selftest import Kernels
 from outrider.models.hf_config import parse_config
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.rope import longest, rope_tables
@@ -164,22 +163,22 @@ def test_a_context_beyond_the_stated_one_is_computed_as_transformers_computes_it
     """As a user extends Qwen2.5: yarn by 4 over 128 positions, which the file states."""
     model = save_model("llama-rope-yarn", tmp_path)
     changed(tmp_path, max_position_embeddings=128)
-    decoder = load_decoder(tmp_path, Kernels(exact=False), LoadOptions(max_length=512))
+    decoder = load_decoder(tmp_path, LoadOptions(max_length=512))
     tokens = torch.randint(0, 96, (500,), generator=torch.Generator().manual_seed(1))
     ours = run(decoder, decoder.new_state("log", 4), tokens.tolist(), revocable=False)
     torch.testing.assert_close(ours, model(tokens[None]).logits[0], atol=2e-4, rtol=0)
-    assert load_decoder(tmp_path, Kernels(exact=False), LoadOptions()).max_length == 128
+    assert load_decoder(tmp_path, LoadOptions()).max_length == 128
     with pytest.raises(CheckpointError, match="513 exceeds the 512 positions"):
-        load_decoder(tmp_path, Kernels(exact=False), LoadOptions(max_length=513))
+        load_decoder(tmp_path, LoadOptions(max_length=513))
 
 
 def test_a_context_that_dynamic_scaling_would_change_is_refused(tmp_path: Path) -> None:
     save_model("llama", tmp_path)
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     changed(tmp_path, rope_parameters=rope)
-    assert load_decoder(tmp_path, Kernels(exact=False), LoadOptions()).max_length == 512
+    assert load_decoder(tmp_path, LoadOptions()).max_length == 512
     with pytest.raises(CheckpointError, match=r"513 exceeds .* 512.* 'dynamic' rotates"):
-        load_decoder(tmp_path, Kernels(exact=False), LoadOptions(max_length=513))
+        load_decoder(tmp_path, LoadOptions(max_length=513))
 
 
 @torch.inference_mode()
@@ -192,11 +191,11 @@ def test_a_gguf_factor_without_a_type_is_linear(tmp_path: Path) -> None:
     assert given.metadata["llama.rope.scaling.factor"] == 2.0
     given.metadata["llama.context_length"] = 256
     file = write(given, tmp_path / "model.gguf")
-    decoder = load_decoder(file, Kernels(exact=False), LoadOptions(max_length=512))
+    decoder = load_decoder(file, LoadOptions(max_length=512))
     tokens = torch.randint(0, 96, (400,), generator=torch.Generator().manual_seed(1))
     ours = run(decoder, decoder.new_state("log", 4), tokens.tolist(), revocable=False)
     torch.testing.assert_close(ours, model(tokens[None]).logits[0], atol=2e-4, rtol=0)
-    assert load_decoder(file, Kernels(exact=False), LoadOptions()).max_length == 256
+    assert load_decoder(file, LoadOptions()).max_length == 256
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from outrider.errors import StateError
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
-from outrider.models.pass_plan import Span
 from outrider.state.rollback import Rollback
 from outrider.state.spec import POLICIES
 from tests.helpers.runs import make_decoder, random_tokens, run, same_state, step
@@ -16,14 +16,9 @@ from tests.helpers.runs import make_decoder, random_tokens, run, same_state, ste
 FAMILIES = ("qwen3", "llama-biased", "mistral", "qwen3_5", "qwen3_next")
 
 
-KINDS = [*((family, True) for family in FAMILIES), ("qwen3", False), ("qwen3_5", False)]
-"""Families on compiled kernels, and what torch's own do without them."""
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0] + "-torch" * (not kind[1]))
+@pytest.fixture(scope="module", params=FAMILIES)
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    name, fused = request.param
-    return make_decoder(name, tmp_path_factory.mktemp(name), fused=fused)
+    return make_decoder(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")

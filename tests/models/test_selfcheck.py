@@ -28,5 +28,7 @@ class RowCountDependent(Mlp):
 def test_a_kernel_that_depends_on_the_row_count_is_found(tmp_path: Path) -> None:
     decoder = make_decoder("qwen3_5", tmp_path)
     layer = decoder.layers[0]
-    broken = replace(layer, mlp=RowCountDependent(layer.mlp.gate_up, layer.mlp.down))
+    broken = replace(
+        layer, mlp=RowCountDependent(layer.mlp.gate_up, layer.mlp.down, layer.mlp.kernels)
+    )
     assert not rows_are_invariant(replace(decoder, layers=(broken, *decoder.layers[1:])))

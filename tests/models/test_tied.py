@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import CheckpointError
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.pass_plan import Span
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.models.pass_plan import Span
 from tests.helpers.checkpoints import save_model
 from tests.helpers.gguf_files import build, content, write
 from tests.helpers.runs import random_tokens, run
@@ -35,7 +34,7 @@ def tensors(folder: Path, **changes: Tensor | None) -> None:
 
 @torch.inference_mode()
 def ours(folder: Path) -> Tensor:
-    decoder = load_decoder(folder, Kernels(exact=True), LoadOptions())
+    decoder = load_decoder(folder, LoadOptions())
     return run(decoder, decoder.new_state("log", 4), random_tokens(20), revocable=False)
 
 
@@ -48,9 +47,8 @@ def theirs(folder: Path) -> Tensor:
 @torch.inference_mode()
 def cut(folder: Path) -> Tensor:
     """The logits of two stages, the second of which has no embedding."""
-    kernels = Kernels(exact=True)
     first, second = (
-        load_decoder(folder, kernels, LoadOptions(first=first, last=first + 1)) for first in (0, 1)
+        load_decoder(folder, LoadOptions(first=first, last=first + 1)) for first in (0, 1)
     )
     rows = first.embed(torch.tensor(random_tokens(20)))
     for stage in (first, second):
@@ -100,15 +98,15 @@ def test_untied_without_a_head_is_refused_by_every_stage(
     edit(tmp_path, tie_word_embeddings=False)
     options = LoadOptions(first=span[0], last=span[1])
     with pytest.raises(CheckpointError, match=r"tie_word_embeddings is false .* lm_head\.weight"):
-        load_decoder(tmp_path, Kernels(exact=False), options)
+        load_decoder(tmp_path, options)
 
 
 def test_a_gguf_file_is_tied_where_it_has_no_head(tmp_path: Path) -> None:
     file = write(content(build("llama")), tmp_path / "model.gguf")
-    decoder = load_decoder(file, Kernels(exact=False), LoadOptions())
+    decoder = load_decoder(file, LoadOptions())
     assert not decoder.config.tied_embeddings
     tied = write(content(build("llama-tied")), tmp_path / "tied.gguf")
-    assert load_decoder(tied, Kernels(exact=False), LoadOptions()).config.tied_embeddings
+    assert load_decoder(tied, LoadOptions()).config.tied_embeddings
 
 
 @pytest.mark.parametrize("span", [(0, None), (0, 1)])
@@ -119,4 +117,4 @@ def test_layers_beyond_the_last_are_refused_by_every_stage(
     edit(tmp_path, num_hidden_layers=2, layer_types=None)
     options = LoadOptions(first=span[0], last=span[1])
     with pytest.raises(CheckpointError, match=r"does not explain: model\.layers\.2"):
-        load_decoder(tmp_path, Kernels(exact=False), options)
+        load_decoder(tmp_path, options)

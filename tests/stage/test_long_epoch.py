@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import ChainStage
@@ -34,9 +33,8 @@ class KnownTarget:
 def decoders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("long")
     save_model("qwen3_5-long", folder)
-    kernels = Kernels(exact=True)
     spans = [(0, 1), (1, 4)]
-    return [load_decoder(folder, kernels, LoadOptions(first=a, last=b)) for a, b in spans]
+    return [load_decoder(folder, LoadOptions(first=a, last=b)) for a, b in spans]
 
 
 @pytest.mark.parametrize("policy", ["log", "snapshots"])

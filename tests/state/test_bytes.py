@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.kernels import attention
+from outrider.kernels.loading import load_kernels
 from outrider.state import spec as spec_module
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import POLICIES, AttentionSpec, DeltaSpec, Policy, StateSpec
@@ -61,4 +61,4 @@ def test_a_dense_model_has_no_recurrent_state() -> None:
 
 
 def test_both_layers_mean_the_same_page() -> None:
-    assert spec_module.PAGE == attention.PAGE
+    assert spec_module.PAGE == load_kernels("jit_attention").PAGE

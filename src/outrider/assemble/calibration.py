@@ -13,8 +13,8 @@ from outrider.draft.block.block_trunk import BlockContext
 from outrider.draft.heads.one_token import Head
 from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.company import Costs
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
-from outrider.models.pass_plan import Span
 from outrider.records import Commit, Context, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage

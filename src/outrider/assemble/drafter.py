@@ -124,7 +124,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
     """Load and check what drafts; any failure ends the start, never the speculation alone."""
     name = speculative.draft_model
     if speculative.method == "mtp":
-        return load_mtp(target.folder, target.ends, target.kernels.whole(), target.options)
+        return load_mtp(target.folder, target.ends)
     if name is None:
         return None
     try:
@@ -133,7 +133,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
         if speculative.method in BLOCK_METHODS or holds_block_drafter(folder):
             return _block_model(folder, speculative, target)
         if speculative.method == "eagle3":
-            return load_eagle3(folder, target.ends, target.kernels.whole(), target.options)
+            return load_eagle3(folder, target.ends)
         return _draft_model(name, folder, target)
     except CheckpointError as error:
         raise CheckpointError(
@@ -142,7 +142,7 @@ def load_drafting(speculative: SpeculativeConfig, target: LoadedTarget) -> Draft
 
 
 def _block_model(folder: Path, speculative: SpeculativeConfig, target: LoadedTarget) -> BlockModel:
-    model = load_block(folder, target.ends, target.kernels.whole(), speculative.method)
+    model = load_block(folder, target.ends, speculative.method)
     wanted, most = speculative.max_draft_tokens, model.config.max_drafts
     if wanted != "auto" and wanted > most:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _draft_model(name: str, folder: Path, target: LoadedTarget) -> DraftModel:
 def _decoder(folder: Path, target: LoadedTarget) -> Decoder:
     if target.is_whole and folder.resolve() == target.folder.resolve():
         return target.decoder
-    return load_decoder(folder, target.kernels, replace(target.options, max_length=None))
+    return load_decoder(folder, replace(target.options, max_length=None))
 
 
 def _check_recorded_target(folder: Path, target: LoadedTarget) -> None:

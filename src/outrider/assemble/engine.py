@@ -116,7 +116,7 @@ def _load_by_torch(config: RunConfig, sequences: int) -> Parts:
         tokenizer=target.tokenizer,
         speculation=speculation,
         defaults=sampling_defaults(target.folder),
-        facts={"backend": "torch", "kernels": target.kernels.report()},
+        facts={"backend": "torch", "kernels": {"layers": target.decoder.kernels.name}},
         picked=picked.reason if picked else None,
         specs=(spec, *drafting_specs(config, windows, draft)),
     )

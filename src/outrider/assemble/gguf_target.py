@@ -30,7 +30,6 @@ from outrider.formats.gguf_file import GgufFile, open_gguf
 from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
 from outrider.formats.hub import resolve
 from outrider.formats.tokenizer import Tokenizer
-from outrider.kernels.selftest import Kernels
 from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
 from outrider.llamacpp.llama_model import LlamaModel
 from outrider.llamacpp.llama_stage import LlamaStage
@@ -203,7 +202,7 @@ def _open_draft(
         if is_gguf(path):
             return _open_draft_file(path, config.target, target, sequences)
         options = replace(load_options(config.target), max_length=None)
-        decoder = load_decoder(path, Kernels(exact=False), options)
+        decoder = load_decoder(path, options)
         tokenizer, rows = load_tokenizer(path), target.weights.vocab_size
         return make_draft_model(name, decoder, tokenizer, target.tokenizer, rows)
     except CheckpointError as error:

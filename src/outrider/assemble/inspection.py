@@ -19,13 +19,12 @@ from outrider.draft.heads.mtp import mtp_fault
 from outrider.formats.files import read_json_or_empty
 from outrider.formats.hub import resolve
 from outrider.formats.safetensors_folder import Checkpoint
-from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import state_spec
+from outrider.models.load import LoadOptions, choose_kernels
 from outrider.models.model_file import open_tensors
 from outrider.state.spec import PAGE, POLICIES
 
 INSPECTED_CAPACITY = 16
-TYPICAL_LINEARS = ((1536, 256), (256, 1536))
 
 
 def inspect(path: str) -> dict[str, object]:
@@ -108,18 +107,12 @@ def _version_of(library: str) -> str:
 
 
 def doctor() -> dict[str, object]:
-    """Versions, processor and the kernels that the self-test picks for typical shapes."""
-    kernels = Kernels(exact=True)
-    seed = torch.Generator().manual_seed(0)
-    for out, inner in TYPICAL_LINEARS:
-        kernels.make_linear(torch.randn(out, inner, generator=seed))
-    kernels.tile_for_attention(2, 2, 64)
-    kernels.tile_for_delta(2, 4, 64, 64)
+    """Versions, processor and kernels."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.cuda.is_available(),
         "llama.cpp": _version_of("llama_cpp_python"),
-        "kernels": kernels.report(),
+        "kernels": {"layers": choose_kernels(LoadOptions()).name},
     }

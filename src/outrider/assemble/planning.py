@@ -20,8 +20,8 @@ from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import OFF, Engine, Speculation
 from outrider.engine.pipeline import Pipeline, Shape, best, law, plain, speed, steps
 from outrider.errors import ConfigError
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder, Layer
-from outrider.models.pass_plan import Span
 from outrider.sampling.params import SamplingParams
 from outrider.stage.frame import Frame
 from outrider.stage.part import Part

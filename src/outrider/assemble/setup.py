@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.assemble.target import load_options, load_part, make_kernels
+from outrider.assemble.target import load_options, load_part
 from outrider.config.settings import LinkConfig, TargetConfig
 from outrider.formats.hub import resolve
 from outrider.sampling.params import SamplingParams
@@ -57,9 +57,8 @@ class StageSetup:
         """Load the layers; passes of this thread use as many processor threads as were given."""
         assert self.target.threads is not None
         torch.set_num_threads(self.target.threads)
-        options, kernels = load_options(self.target), make_kernels(self.target)
         span = self.first, self.last
-        decoder = load_part(self.folder, kernels, options, self.target, span)
+        decoder = load_part(self.folder, load_options(self.target), self.target, span)
         return Part(decoder, self.policy, self.capacity, make_picker)
 
 

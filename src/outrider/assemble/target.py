@@ -12,7 +12,6 @@ from outrider.config.settings import StagesConfig, TargetConfig
 from outrider.errors import ConfigError
 from outrider.formats.hub import resolve
 from outrider.formats.tokenizer import Tokenizer
-from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder, state_spec
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer, open_tensors
@@ -34,7 +33,6 @@ class LoadedTarget:
     decoder: Decoder
     parts: tuple[Decoder, ...]
     tokenizer: Tokenizer
-    kernels: Kernels
     options: LoadOptions
 
     def state_spec(self, policy: Policy, capacity: int) -> StateSpec:
@@ -72,40 +70,32 @@ def load_target(config: TargetConfig, stages: StagesConfig | None = None) -> Loa
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder, options = resolve(config.path), load_options(config)
-    stages, kernels = stages or StagesConfig(), make_kernels(config)
+    stages = stages or StagesConfig()
     ranges = cut(stages, open_tensors(folder)[0].num_layers)
     if stages.is_apart:
         parts: tuple[Decoder, ...] = ()
-        decoder = load_decoder(folder, kernels, replace(options, first=1, last=1))
+        decoder = load_decoder(folder, replace(options, first=1, last=1))
     else:
-        parts = tuple(load_part(folder, kernels, options, config, span) for span in ranges)
+        parts = tuple(load_part(folder, options, config, span) for span in ranges)
         decoder = parts[0]
     return LoadedTarget(
         folder=folder,
         decoder=decoder,
         parts=parts,
         tokenizer=load_tokenizer(folder),
-        kernels=kernels,
         options=options,
     )
 
 
-def make_kernels(config: TargetConfig) -> Kernels:
-    """Kernels under the claim of exactness that a configuration makes."""
-    exact = config.device == "cpu" if config.exact is None else config.exact
-    return Kernels(exact=exact, quantize=config.quantize)
-
-
 def load_part(
     folder: Path,
-    kernels: Kernels,
     options: LoadOptions,
     config: TargetConfig,
     span: tuple[int, int],
 ) -> Decoder:
     """Load the layers [first, last) of `span`, put to the test if they are to be exact."""
     first, last = span
-    return _proven(load_decoder(folder, kernels, replace(options, first=first, last=last)), config)
+    return _proven(load_decoder(folder, replace(options, first=first, last=last)), config)
 
 
 def load_options(config: TargetConfig) -> LoadOptions:
@@ -129,12 +119,20 @@ def sha256(folder: Path) -> str:
 
 def _proven(decoder: Decoder, config: TargetConfig) -> Decoder:
     """The decoder, with its claim of exactness put to the test on this processor."""
-    if not decoder.exact or rows_are_invariant(decoder):
+    if config.exact is False or not decoder.exact:
+        if config.exact:
+            raise ConfigError(
+                "target.exact = true cannot be kept without numba, which compiles the kernels that "
+                "keep a row's bits: install numba (it has wheels for 64-bit x86 and ARM), or leave "
+                "target.exact out."
+            )
+        return replace(decoder, exact=False)
+    if rows_are_invariant(decoder):
         return decoder
     if config.exact:
         raise ConfigError(
             "target.exact = true cannot be kept: on this processor a row's bits depend on the "
-            "rows beside it, whichever kernels are used; leave target.exact out or set it false."
+            "rows beside it; leave target.exact out or set it false."
         )
     LOG.warning("not exact: on this processor a row's bits depend on the rows beside it")
     return replace(decoder, exact=False)

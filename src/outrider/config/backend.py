@@ -12,7 +12,6 @@ _OF_LLAMA_CPP = ("gpu_layers", "batch", "micro_batch")
 _OF_TORCH = {
     "device": "it has target.gpu_layers for that",
     "dtype": "it computes in the types that the file holds",
-    "quantize": "it computes in the types that the file holds",
 }
 
 

@@ -38,8 +38,9 @@ class TargetConfig:
     """The authoritative model, by folder, GGUF file, hub `ID@REVISION` or name, and how it is run.
 
     `exact` None means: on for the CPU, off elsewhere. `max_length` None means the model's own
-    context; `threads` None leaves the number of processor threads to torch. `quantize` rounds the
-    weights, the draft model's with them; without it a GGUF file's are widened to `dtype`.
+    context; `threads` None leaves the number of processor threads to torch. `dtype`
+    is what weights are rounded to; on a CPU they compute in fp32. `quantize` has no value but
+    "none" today.
     `backend` "auto" runs a GGUF file by llama.cpp where that is installed and every setting goes
     with it, and all else by torch; `gpu_layers`, `batch` and `micro_batch` are llama.cpp's n_gpu_
     layers (-1: all), n_batch and n_ubatch.

@@ -67,21 +67,26 @@ class TensorSource(ABC):
 
 @dataclass(frozen=True, slots=True)
 class WeightReader:
-    """Takes tensors below a name prefix, on one device and in one dtype."""
+    """Takes tensors below a name prefix, on one device and in one dtype.
+
+    rounding: dtype that matrices and added vectors are rounded to first (None: not).
+    """
 
     checkpoint: TensorSource
     prefix: str
     dtype: torch.dtype
     device: torch.device
     zero_centred_norm: bool = False
+    rounding: torch.dtype | None = None
 
     def below(self, name: str) -> "WeightReader":
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor prefix + name, with the shape that the config implies."""
-        tensor = self.checkpoint.take(self.prefix + name, shape, dtype or self.dtype)
-        return tensor.to(self.device)
+        rounded = dtype or self.rounding or self.dtype
+        tensor = self.checkpoint.take(self.prefix + name, shape, rounded)
+        return tensor.to(self.device, dtype or self.dtype)
 
     def matrix(self, name: str, out: int, inner: int) -> Tensor:
         return self.take(f"{name}.weight", out, inner)

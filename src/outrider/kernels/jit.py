@@ -239,22 +239,30 @@ def unit(x, eps, out):
         out[at] = x[at] * share
 
 
-@entry("f4[:, ::1], f8, f4[:, ::1]")
-def unit_rows(begin, end, x, eps, out):
-    """out = rows of x [n, width] over their lengths."""
+@inner
+def normalise(x, scale, eps, out):
+    """out = x over its length, times scale: an RMS norm as `outrider.kernels.norm` has it."""
+    share = ONE / np.sqrt(dot(x, x) + eps)
+    for at in range(len(x)):
+        out[at] = x[at] * share * scale[at]
+
+
+@entry("f4[:, ::1], f4[::1], f8, f4[:, ::1]")
+def norm_rows(begin, end, x, scale, eps, out):
+    """out = the RMS norm of rows of x [n, width]; scale [width]."""
     small = np.float32(eps)
     for row in range(begin, end):
-        unit(x[row], small, out[row])
+        normalise(x[row], scale, small, out[row])
 
 
-@entry("f4[:, ::1], f4[:, ::1], f8, f4[:, ::1], f4[:, ::1]")
-def add_unit_rows(begin, end, x, y, eps, total, out):
-    """total = x + y [n, width]; out = its rows over their lengths."""
+@entry("f4[:, ::1], f4[:, ::1], f4[::1], f8, f4[:, ::1], f4[:, ::1]")
+def add_norm_rows(begin, end, x, y, scale, eps, total, out):
+    """total = x + y [n, width]; out = the RMS norm of its rows."""
     small = np.float32(eps)
     for row in range(begin, end):
         for at in range(x.shape[1]):
             total[row, at] = x[row, at] + y[row, at]
-        unit(total[row], small, out[row])
+        normalise(total[row], scale, small, out[row])
 
 
 @entry("f4[:, ::1], f4[:, ::1]")
@@ -267,19 +275,19 @@ def add_rows(begin, end, x, y):
 
 @entry("f4[:, ::1], f4[:, ::1]")
 def gated(begin, end, both, out):
-    """silu(gate) * up for both [n, 2 width], negated gates before negated ups; out [n, width]."""
+    """silu(gate) * up for both [n, 2 width], gates before ups; out [n, width]."""
     width = out.shape[1]
     for row in range(begin, end):
         gate, up, place = both[row, :width], both[row, width:], out[row]
         for at in range(width):
-            place[at] = gate[at] * up[at] / (ONE + exp(gate[at]))
+            place[at] = gate[at] * up[at] / (ONE + exp(-gate[at]))
 
 
 @inner
 def close(x, gates):
-    """x times sigmoid of what `gates` holds negated, in place."""
+    """x times sigmoid(gates), in place."""
     for at in range(len(x)):
-        x[at] /= ONE + exp(gates[at])
+        x[at] /= ONE + exp(-gates[at])
 
 
 @inner

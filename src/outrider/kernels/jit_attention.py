@@ -90,16 +90,19 @@ def keep_head(head, projected, start, shape, scale, eps, turns, keys, values):
 
 
 @inner
-def attend_head(head, projected, shape, keys, values, first, last, out):
+def attend_head(head, projected, shape, sharpness, keys, values, first, last, out):
     """Attention of one key-value head, as `keep_head` left it, for its columns of out
-    [n, heads width]."""
+    [n, heads width]. sharpness: factor of all scores."""
     heads, kept, width = shape[:3]
     rows, group = len(out), heads // kept
     low, high = head * group * width, (head + 1) * group * width
     queries = np.empty((rows, group, width), np.float32)
     results = np.empty((rows, group, width), np.float32)
     for row in range(rows):
-        queries[row] = projected[row, low:high].reshape((group, width))
+        given = projected[row, low:high].reshape((group, width))
+        for one in range(group):
+            for at in range(width):
+                queries[row, one, at] = given[one, at] * sharpness
     _attend(queries, keys, values, head, first, last, results)
     for row in range(rows):
         out[row, low:high] = results[row].reshape(-1)
@@ -133,14 +136,17 @@ def keep_attention(begin, end, projected, spans, layer, shape, scale, eps, turns
         done += span[1]
 
 
-@entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f4[:, ::1]")
-def mix_attention(begin, end, projected, spans, layer, shape, out):
+@entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 5), f8, f4[:, ::1]")
+def mix_attention(begin, end, projected, spans, layer, shape, sharpness, out):
     """From what `keep_attention` left to the input of the last product, out [N, heads width].
+
+    sharpness: factor of all scores.
 
     Of all pairs of up to `TOGETHER` rows and a key-value head those from `begin` to `end`, in an
     order in which equal numbers of them are about equal work: first, last, second, last but one.
     """
     heads, kept, width, gated, window = shape
+    sharpness = np.float32(sharpness)
     done, group, gates, unit, units = 0, heads // kept, (heads + 2 * kept) * width, 0, 0
     for span in spans:
         units += -(-span[1] // TOGETHER) * kept
@@ -158,7 +164,7 @@ def mix_attention(begin, end, projected, spans, layer, shape, out):
                 unit += 1
                 if turn_of < begin or turn_of >= end:
                     continue
-                attend_head(head, given, shape, keys, values, first, last, found)
+                attend_head(head, given, shape, sharpness, keys, values, first, last, found)
                 low, high = head * group * width, (head + 1) * group * width
                 for row in range(rows if gated else 0):
                     close(found[row, low:high], given[row, gates + low : gates + high])

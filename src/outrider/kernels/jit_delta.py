@@ -1,13 +1,12 @@
 """The gated delta rule and its convolution, compiled, row by row.
 
-The rule is that of `outrider.kernels.delta`. Since rows run in turn, a row solves for its own
-correction d at once: `wanted` holds d instead of w, `decays` the decay summed up since the base,
-and the inverse is not needed. Entries of the log at and after a row are never read.
+The rule, and what the log holds, are those of `outrider.kernels.reference`; rows run in turn, and
+each solves for its own correction at once. Entries of the log at and after a row are never read.
 """
 
 import numpy as np
 
-from outrider.kernels.jit import ONE, ZERO, array, entry, exp, inner, unit
+from outrider.kernels.jit import ONE, ZERO, array, entry, exp, inner, normalise, unit
 
 L2_EPS = np.float32(1e-6)
 
@@ -36,7 +35,7 @@ def _convolve(mixed, columns, origin, start, weight, first, last):
             for at in range(len(out)):
                 out[at] += near[at] * by[at]
         for at in range(len(out)):
-            out[at] = out[at] / (ONE + exp(out[at]))
+            out[at] = out[at] / (ONE + exp(-out[at]))
 
 
 @inner
@@ -91,11 +90,11 @@ def _correct(at, strength, weights, corrections, value, out):
 
 
 @inner
-def _delta_row(at, mixed, gates, base, wanted, keys, decays, rate, out, first_key, last_key):
+def _delta_row(at, mixed, gates, base, log, keys, decays, rate, out, first_key, last_key):
     """Some key heads of a row at offset `at` of its chunk. mixed: keys, queries, values; gates [2,
-    V]: negated strengths and decays before their activation; out [V, D]."""
+    V]: strengths and decays before their activation; log [V, C, D]: corrections; out [V, D]."""
     key_heads, width, wide = base.shape
-    heads, chunk, size = wanted.shape
+    heads, chunk, size = log.shape
     group = heads // key_heads
     recalled, answer = np.empty(wide, np.float32), np.empty(wide, np.float32)
     similar = np.empty((2, chunk), np.float32)
@@ -115,7 +114,7 @@ def _delta_row(at, mixed, gates, base, wanted, keys, decays, rate, out, first_ke
             decay = rate[head] * np.log1p(exp(gates[1, head]))
             total = decay + decays[head, at - 1] if at > 0 else decay
             decays[head, at] = total
-            strength, faded = ONE / (ONE + exp(gates[0, head])), exp(total)
+            strength, faded = ONE / (ONE + exp(-gates[0, head])), exp(total)
             for row in range(chunk):
                 lag = exp(total - decays[head, row])
                 weights[0, row] = lag * similar[0, row]
@@ -125,38 +124,38 @@ def _delta_row(at, mixed, gates, base, wanted, keys, decays, rate, out, first_ke
             for i in range(size):
                 value[i] = strength * (given[i] - faded * before[i])
                 result[i] = faded * found[i]
-            _correct(at, strength, weights, wanted[head], value, result)
+            _correct(at, strength, weights, log[head], value, result)
 
 
 @inner
 def _span_states(span, layer, key_heads, heads, key_width, width):
-    """base, wanted, keys and decays of all slots of one layer."""
+    """base, corrections, keys and decays of all slots of one layer."""
     slots, chunk = span[8], span[9]
     base = slots * heads * key_width * width
-    wanted, keys = slots * heads * chunk * width, slots * key_heads * key_width * chunk
+    log, keys = slots * heads * chunk * width, slots * key_heads * key_width * chunk
     return (
         array(
             span[4] + 4 * layer * base, (slots, key_heads, key_width, heads // key_heads * width)
         ),
-        array(span[5] + 4 * layer * wanted, (slots, heads, chunk, width)),
+        array(span[5] + 4 * layer * log, (slots, heads, chunk, width)),
         array(span[6] + 4 * layer * keys, (slots, key_heads, key_width, chunk)),
         array(span[7] + 4 * layer * slots * heads * chunk, (slots, heads, chunk)),
     )
 
 
-@entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 4), f4[:, ::1], f4[::1], f8, f4[:, ::1]")
-def mix_delta(begin, end, projected, spans, layer, shape, conv, rate, eps, out):
+@entry("f4[:, ::1], i8[:, ::1], i8, UniTuple(i8, 4), f4[:, ::1], f4[::1], f4[::1], f8, f4[:, ::1]")
+def mix_delta(begin, end, projected, spans, layer, shape, conv, rate, norm, eps, out):
     """From the projection [N, ..] of a delta layer to the input of its last product [N, V D].
 
-    Key heads from `begin` to `end`. shape: K, V, A, D. The columns of projected are as in
-    `outrider.models.delta_net`.
+    Key heads from `begin` to `end`. shape: K, V, A, D. norm [D]: scale of the outputs' norm. The
+    columns of projected are as in `outrider.models.delta_net`.
     """
     key_heads, heads, key_width, width = shape
     channels, size, done = conv.shape[1], heads * width, 0
     values, group = 2 * key_heads * key_width, heads // key_heads
     for span in spans:
         start, rows, slots, chunk = span[0], span[1], span[8], span[9]
-        base, wanted, keys, decays = _span_states(span, layer, key_heads, heads, key_width, width)
+        base, log, keys, decays = _span_states(span, layer, key_heads, heads, key_width, width)
         columns = array(span[10] + 4 * layer * span[11] * channels, (span[11], channels))
         mixed = np.empty((rows, channels), np.float32)
         for first, wide in (0, key_width), (values // 2, key_width), (values, group * width):
@@ -167,15 +166,15 @@ def mix_delta(begin, end, projected, spans, layer, shape, conv, rate, eps, out):
             number, at = divmod(start + row, chunk)
             slot, past = number % slots, (number - 1) % slots
             if at == 0 and number > 0:
-                old = base[past], wanted[past], keys[past], decays[past]
+                old = base[past], log[past], keys[past], decays[past]
                 _fold(*old, base[slot], begin, end)
             given, found = projected[done + row], out[done + row].reshape((heads, width))
             gates = given[channels + size : channels + size + 2 * heads].reshape((2, heads))
-            state = base[slot], wanted[slot], keys[slot], decays[slot]
+            state = base[slot], log[slot], keys[slot], decays[slot]
             _delta_row(at, mixed[row], gates, *state, rate, found, begin, end)
             for head in range(begin * group, end * group):
                 result, gate = found[head], given[channels + head * width :]
-                unit(result, np.float32(eps), result)
+                normalise(result, norm, np.float32(eps), result)
                 for i in range(width):
-                    result[i] *= gate[i] / (ONE + exp(gate[i]))
+                    result[i] *= gate[i] / (ONE + exp(-gate[i]))
         done += rows

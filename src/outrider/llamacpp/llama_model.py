@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.kernels.pass_plan import Span
 from outrider.llamacpp.batch import Piece
 from outrider.llamacpp.llama_context import LlamaContext
 from outrider.llamacpp.llama_state import LlamaState
-from outrider.models.pass_plan import Span
 from outrider.state.spec import Policy
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.models.pass_plan import Span
+from outrider.kernels.pass_plan import Span
 from outrider.state.base import State
 from outrider.state.spec import Policy
 

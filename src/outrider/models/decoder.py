@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.activation import one_plus_exp
-from outrider.kernels.fused import Fused
 from outrider.kernels.linear import Linear
-from outrider.kernels.memory import gather
-from outrider.kernels.norm import RmsNorm, unit_rows
+from outrider.kernels.norm import RmsNorm
+from outrider.kernels.operations import Kernels
+from outrider.kernels.pass_plan import PassPlan, Span, plan_pass
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
 from outrider.models.delta_net import DeltaLayer
-from outrider.models.pass_plan import PassPlan, PassTables, Span, plan_pass
+from outrider.state.memory import gather
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import AttentionSpec, DeltaSpec, Policy, StateSpec
 
@@ -27,42 +26,30 @@ EMBEDDING_TAP = -1
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """Gated feed-forward network: down(silu(gate(x)) * up(x)), gate and up in one matrix.
-
-    Both come out negated, by their weights: silu's exponent is negative, and the product of two
-    negatives is the product.
-    """
+    """Gated feed-forward network: down(silu(gate(x)) * up(x)), gate and up in one matrix."""
 
     gate_up: Linear
     down: Linear
-    fused: Fused | None = None
+    kernels: Kernels
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.fused:
-            return self.down(self.fused.gated(self.gate_up(x)))
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down((gate * up).div_(one_plus_exp(gate)))
+        return self.down(self.kernels.gated(self.gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Pre-norm residual layer: mixer over the sequence, then the feed-forward network.
+    """Pre-norm residual layer: mixer over the sequence, then the feed-forward network."""
 
-    The norms' weights are part of the matrices after them; `eps` is from `length_eps`.
-    """
-
+    norm: RmsNorm
     mixer: AttentionLayer | DeltaLayer
+    mlp_norm: RmsNorm
     mlp: Mlp
-    eps: Tensor
+    kernels: Kernels
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
-        if self.mlp.fused:
-            x = x.contiguous()
-            mixed = self.mixer(self.mlp.fused.unit(x, self.eps.item()), plan)
-            x, unit = self.mlp.fused.add_unit(x, mixed, self.eps.item())
-            return self.mlp.fused.add(x, self.mlp(unit))
-        x = x + self.mixer(unit_rows(x, self.eps), plan)
-        return x + self.mlp(unit_rows(x, self.eps))
+        mixed = self.mixer(self.kernels.norm(x, self.norm), plan)
+        x, normed = self.kernels.add_norm(x, mixed, self.mlp_norm)
+        return self.kernels.add(x, self.mlp(normed))
 
 
 Layer = Callable[[Tensor, PassPlan], Tensor]
@@ -73,14 +60,15 @@ Layer = Callable[[Tensor, PassPlan], Tensor]
 class Decoder:
     """Layers `first` .. of a model; a whole model has embedding, all layers, norm and head.
 
-    tables: what passes share, with cos and signed sin of max_length positions.
+    rope: cos and signed sin [2, max_length, width]. exact: a row has the same bits in any window.
     """
 
     config: ModelConfig
     first: int
     layers: tuple[Layer, ...]
-    tables: PassTables
+    rope: Tensor
     dtype: torch.dtype
+    kernels: Kernels
     exact: bool
     embedding: Tensor | None = None
     norm: RmsNorm | None = None
@@ -88,7 +76,7 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        return self.tables.cos.device
+        return self.rope.device
 
     @property
     def vocab_size(self) -> int:
@@ -96,7 +84,7 @@ class Decoder:
 
     @property
     def max_length(self) -> int:
-        return self.tables.cos.shape[0]
+        return self.rope.shape[1]
 
     @property
     def is_tail(self) -> bool:
@@ -133,7 +121,7 @@ class Decoder:
         Returns the hidden states [N, hidden] after the last layer and, where `taps` names layers
         (see `records.Needs`), their states side by side [N, taps * hidden].
         """
-        plan = plan_pass(spans, self.tables, hidden)
+        plan = plan_pass(spans, self.rope)
         kept = {EMBEDDING_TAP: hidden} if EMBEDDING_TAP in taps else {}
         for number, layer in enumerate(self.layers, self.first):
             hidden = layer(hidden, plan)

@@ -1,60 +1,73 @@
 """From a model folder or GGUF file to a `Decoder`, or a range of its layers."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outrider.errors import CheckpointError
 from outrider.formats.tensors import TensorSource, WeightReader
-from outrider.kernels.attention import BiasTable, Heads
-from outrider.kernels.delta import chunk_table
+from outrider.kernels.compiled import CompiledKernels
 from outrider.kernels.linear import Linear
-from outrider.kernels.norm import RmsNorm, fold_norm, length_eps, rms_norm
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.loading import has_numba
+from outrider.kernels.norm import RmsNorm, rms_norm
+from outrider.kernels.operations import Kernels
+from outrider.kernels.reference import ReferenceKernels
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
-from outrider.models.decoder import Decoder, DecoderLayer, Layer, Mlp, state_spec
+from outrider.models.decoder import Decoder, DecoderLayer, Mlp
 from outrider.models.delta_net import DeltaLayer
 from outrider.models.model_file import open_tensors
-from outrider.models.pass_plan import PassTables, Span, plan_pass
 from outrider.models.rope import longest, rope_tables
-from outrider.state.sequence import SequenceState
-from outrider.state.spec import LOG_CHUNK
 
 LOG = logging.getLogger(__name__)
 MTP_PREFIX = "mtp."
 HEAD = "lm_head.weight"
-CALIBRATION_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How to load: layers [first, last) (None: to the end), device, dtype, exactness, length."""
+    """How to load: layers [first, last) (None: to the end), device, max_length.
+
+    dtype: what weights are rounded to; compiled kernels widen them again. reference: by torch's
+    operations where compiled kernels would do.
+    """
 
     first: int = 0
     last: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     max_length: int | None = None
+    reference: bool = False
 
 
-def load_decoder(folder: Path, kernels: Kernels, options: LoadOptions) -> Decoder:
+def choose_kernels(options: LoadOptions) -> Kernels:
+    """Compiled kernels on a CPU, torch's operations elsewhere."""
+    if options.device.type != "cpu" or options.reference:
+        return ReferenceKernels()
+    if has_numba():
+        return CompiledKernels()
+    LOG.warning("not exact, and several times slower: numba, which compiles kernels, is missing")
+    return ReferenceKernels()
+
+
+def load_decoder(folder: Path, options: LoadOptions) -> Decoder:
     """Load `folder`; every tensor is used, left for another part by name, or an error."""
     config, opened = open_tensors(folder)
     length = _max_length(config, options)
     with opened as checkpoint:
         config = _as_stored(checkpoint, config)
+        kernels = choose_kernels(options)
         reader = WeightReader(
             checkpoint,
             config.tensor_prefix,
-            options.dtype,
+            torch.float32 if kernels.exact else options.dtype,
             options.device,
             config.zero_centred_norm,
+            options.dtype,
         )
         decoder = _build(config, reader, kernels, options, length)
         _account(checkpoint, config, options)
@@ -85,81 +98,18 @@ def _build(
 ) -> Decoder:
     last = config.num_layers if options.last is None else options.last
     embedding, norm, head = _ends(config, reader, kernels, options.first == 0, last)
-    like = torch.empty(0, dtype=options.dtype, device=options.device)
-    tables = build_tables(config, kernels, like, length)
-    send = _sender(config, tables, options, last, embedding) if kernels.quantize != "none" else None
-    layers: list[Layer] = []
-    for number in range(options.first, last):
-        layers.append(build_layer(config, number, options.first, reader, kernels))
-        if send is not None:
-            send(layers[-1])
+    attention, layers = config.attention, range(options.first, last)
     return Decoder(
         config=config,
         first=options.first,
-        layers=tuple(layers),
-        tables=tables,
-        dtype=options.dtype,
+        layers=tuple(build_layer(config, n, options.first, reader, kernels) for n in layers),
+        rope=rope_tables(attention.rope, attention.width, length).to(options.device),
+        dtype=reader.dtype,
+        kernels=kernels,
         exact=kernels.exact,
         embedding=embedding,
         norm=norm,
         head=head,
-    )
-
-
-def _sender(
-    config: ModelConfig,
-    tables: PassTables,
-    options: LoadOptions,
-    last: int,
-    embedding: Tensor | None,
-) -> Callable[[Layer], None]:
-    """Make a function that sends rows through one layer after another, each before the next one is
-    read.
-
-    Layers that round themselves learn from these rows which inputs are large, and let go of their
-    weights. Random tokens show it as well as text does (docs/models.md); a range of layers without
-    the embedding begins with random rows, so its rounding is not that of the whole model.
-    """
-    rows, seed = min(CALIBRATION_ROWS, tables.cos.shape[0]), torch.Generator().manual_seed(0)
-    if embedding is not None:
-        tokens = torch.randint(0, config.vocab_size, (rows,), generator=seed)
-        hidden = functional.embedding(tokens.to(options.device), embedding)
-    else:
-        hidden = torch.randn(rows, config.hidden_size, generator=seed)
-        hidden = hidden.to(options.device, options.dtype)
-    kinds = config.layer_kinds[options.first : last]
-    spec = state_spec(config, kinds, "log", 0, options.dtype.itemsize)
-    state = SequenceState(spec, dtype=options.dtype, device=options.device)
-    plan = plan_pass([Span(state, rows, revocable=False)], tables, hidden)
-
-    @torch.inference_mode()
-    def send(layer: Layer) -> None:
-        nonlocal hidden
-        hidden = layer(hidden, plan)
-
-    return send
-
-
-def build_tables(config: ModelConfig, kernels: Kernels, like: Tensor, length: int) -> PassTables:
-    """Tables for passes of `length` positions at most, with weights `like` this one."""
-    attention, delta = config.attention, config.delta
-    shape = attention.kv_heads, attention.heads // attention.kv_heads, attention.width
-    fused, device = kernels.fuse(like) is not None, like.device
-    tile = 1 if fused else kernels.tile_for_attention(*shape)
-    cos, sin = rope_tables(attention.rope, attention.width, length)
-    recurrent = None
-    if delta and not fused:
-        recurrent = delta.key_heads, delta.value_heads, delta.key_width, delta.value_width
-    return PassTables(
-        cos=cos.to(device),
-        sin=sin.to(device),
-        windows=frozenset(attention.windows),
-        heads=Heads(*shape, max(tile, 1)),
-        attention_alone=tile == 0,
-        full=BiasTable(shape[1], max(tile, 1), device),
-        chunks={chunk: chunk_table(chunk, device) for chunk in (1, LOG_CHUNK)},
-        delta_tile=kernels.tile_for_delta(*recurrent) if recurrent else 1,
-        turns=torch.stack([cos, sin]).numpy() if fused else None,
     )
 
 
@@ -175,36 +125,34 @@ def build_layer(
     width, eps = config.hidden_size, config.norm_eps
     # Position among layers of its kind *in this range*: a stage's state holds only its own layers.
     index = config.layer_kinds[first:layer].count(config.layer_kinds[layer])
-    norm = weights.norm("input_layernorm", width)
     mixer: AttentionLayer | DeltaLayer
     if config.layer_kinds[layer] == "attention":
         below = weights.below("self_attn")
         window = config.attention.windows[config.index_in_kind(layer)]
-        mixer = AttentionLayer(config.attention, norm, eps, index, window, below, kernels)
+        mixer = AttentionLayer(config.attention, width, eps, index, window, below, kernels)
     else:
         assert config.delta is not None
         below = weights.below("linear_attn")
-        mixer = DeltaLayer(config.delta, norm, eps, index, below, kernels)
+        mixer = DeltaLayer(config.delta, width, eps, index, below, kernels)
     return DecoderLayer(
+        norm=rms_norm(weights.norm("input_layernorm", width), eps),
         mixer=mixer,
-        mlp=build_mlp(config, weights, kernels),
-        eps=length_eps(eps, width).to(norm.device),
+        mlp_norm=rms_norm(weights.norm("post_attention_layernorm", width), eps),
+        mlp=build_mlp(config, weights.below("mlp"), kernels),
+        kernels=kernels,
     )
 
 
-def build_mlp(config: ModelConfig, layer: WeightReader, kernels: Kernels) -> Mlp:
-    """A layer's feed-forward network with the norm before it folded in."""
+def build_mlp(config: ModelConfig, weights: WeightReader, kernels: Kernels) -> Mlp:
+    """A layer's feed-forward network."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    weights = layer.below("mlp")
     gate_up = torch.cat([weights.matrix(f"{name}_proj", inner, hidden) for name in ("gate", "up")])
-    gate_up = fold_norm(-gate_up, layer.norm("post_attention_layernorm", hidden))
     bias = down_bias = None
     if config.mlp_bias:
-        bias = -torch.cat([weights.vector(f"{name}_proj.bias", inner) for name in ("gate", "up")])
+        bias = torch.cat([weights.vector(f"{name}_proj.bias", inner) for name in ("gate", "up")])
         down_bias = weights.vector("down_proj.bias", hidden)
     down = weights.matrix("down_proj", hidden, inner)
-    products = kernels.make_linear(gate_up, bias), kernels.make_linear(down, down_bias)
-    return Mlp(*products, kernels.fuse(down))
+    return Mlp(kernels.linear(gate_up, bias), kernels.linear(down, down_bias), kernels)
 
 
 def _as_stored(checkpoint: TensorSource, config: ModelConfig) -> ModelConfig:
@@ -237,9 +185,8 @@ def _ends(
     if config.tied_embeddings:
         matrix = embedding if embedding is not None else reader.matrix("embed_tokens", *shape)
     else:
-        top = WeightReader(reader.checkpoint, "", reader.dtype, reader.device)
-        matrix = top.take(HEAD, *shape)
-    return embedding, norm, kernels.make_linear(matrix, use="head")
+        matrix = replace(reader, prefix="").take(HEAD, *shape)
+    return embedding, norm, kernels.linear(matrix)
 
 
 def _account(checkpoint: TensorSource, config: ModelConfig, options: LoadOptions) -> None:

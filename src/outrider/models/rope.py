@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from outrider.kernels import rope as ops
+from outrider.kernels.rotary import rope_table
 from outrider.models.config import RopeConfig
 
 
@@ -30,8 +30,8 @@ def longest(config: RopeConfig, stated: int) -> int:
     return stated
 
 
-def rope_tables(config: RopeConfig, head_width: int, length: int) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [length, head width], fp32, for `outrider.kernels.rope.rotate`."""
+def rope_tables(config: RopeConfig, head_width: int, length: int) -> Tensor:
+    """cos and signed sin [2, length, head width], fp32, for `outrider.kernels.rotary.rotate`."""
     exponents = torch.arange(0, config.width, 2, dtype=torch.int64).float() / config.width
     frequencies = 1.0 / config.theta**exponents
     if config.divisors is not None:
@@ -45,7 +45,7 @@ def rope_tables(config: RopeConfig, head_width: int, length: int) -> tuple[Tenso
     elif config.kind == "yarn":
         frequencies = _yarn(frequencies, config.theta, config.width, numbers)
         scale = _yarn_scale(numbers)
-    return ops.tables(frequencies, length, scale, head_width)
+    return rope_table(frequencies, length, scale, head_width)
 
 
 def _llama3(frequencies: Tensor, numbers: Mapping[str, float]) -> Tensor:

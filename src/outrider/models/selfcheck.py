@@ -1,9 +1,7 @@
 """Proof at load that this model, on this processor, gives a row the same bits in any window.
 
-Kernels were chosen shape by shape (`outrider.kernels.selftest`); this runs the layers as a whole:
-the same tokens step by step and in windows, compared bit for bit. The first layers that contain
-every kind stand for all, since the others have the same shapes. The head is one linear layer and
-was tested as such.
+Runs the layers as a whole, the same tokens step by step and in windows, and compares bit for bit.
+The first layers that contain every kind stand for all, since the others have the same shapes.
 """
 
 from collections.abc import Sequence
@@ -12,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
-from outrider.models.pass_plan import Span
 
 PROMPT_ROWS = 70
 """Past one page of keys and two chunks of the delta log."""

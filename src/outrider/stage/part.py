@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.likeliest import likeliest
+from outrider.kernels.pass_plan import Span
 from outrider.models.base import Model
-from outrider.models.pass_plan import Span
 from outrider.records import Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Picked, Picker, PickerFactory

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from outrider.kernels.memory import copy, zeros
+from outrider.state.memory import copy, zeros
 from outrider.state.spec import PAGE, AttentionSpec
 
 
 class AttentionState:
-    """Pages [layers, 2, pages, heads, PAGE, width]; grows by doubling, never shrinks.
+    """Pages [layers, 2, pages, heads, ..] of keys [width, PAGE] and values [PAGE, width]; grows by
+    doubling, never shrinks. Keys lie by column, so that the scores of a page are one product.
 
     What lies at or past the sequence's length is garbage that the causal mask hides, so taking
     rows back needs nothing from this class. Storage starts zeroed: masked entries are multiplied
@@ -25,10 +26,7 @@ class AttentionState:
         return zeros(sizes, self._dtype, self._device)
 
     def _hold(self, pages: Tensor) -> None:
-        """Take `pages` as storage; views of it are made once and used by many passes."""
         self.pages = pages
-        self._layers = [(layer[0], layer[1]) for layer in pages]
-        self._places = [layer.unbind(1) for layer in pages]
         self.address = pages.data_ptr(), pages.shape[2]
 
     @property
@@ -48,20 +46,25 @@ class AttentionState:
         """Hold a copy of the first `length` positions of `other`, and room for no more."""
         self._hold(other.pages[:, :, : -(-length // PAGE)].clone())
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each [pages, heads, PAGE, width]."""
-        return self._layers[layer]
+    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [n, heads, width] at positions start.. (room was reserved)."""
+        at = torch.arange(start, start + len(keys), device=self.pages.device)
+        page, place = at // PAGE, at % PAGE
+        kept_keys, kept_values = self._layer(layer)
+        kept_keys[page, :, :, place] = keys
+        kept_values[page, :, place] = values
 
-    def write(self, layer: int, start: int, rows: Tensor) -> None:
-        """Store keys and values [n, 2, heads, width] at positions start.. (room was reserved)."""
-        done, count = 0, rows.shape[0]
-        by_place = rows.permute(1, 2, 0, 3)
-        while done < count:
-            page, offset = divmod(start + done, PAGE)
-            fits = min(PAGE - offset, count - done)
-            place = self._places[layer][page].narrow(2, offset, fits)
-            place.copy_(by_place if fits == count else by_place.narrow(2, done, fits))
-            done += fits
+    def read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [heads, length, width] of the first positions, copied."""
+        keys, values = (part[: -(-length // PAGE)] for part in self._layer(layer))
+        each = keys.permute(1, 0, 3, 2), values.transpose(0, 1)
+        key, value = (part.flatten(1, 2)[:, :length] for part in each)
+        return key, value
+
+    def _layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys [pages, heads, width, PAGE] and values [pages, heads, PAGE, width]."""
+        keys, values = self.pages[layer]
+        return keys.view(*keys.shape[:2], -1, PAGE), values
 
     def nbytes(self) -> int:
         return self.pages.nbytes

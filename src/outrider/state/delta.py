@@ -2,35 +2,29 @@
 
 Positions are cut into chunks on an absolute grid. Slot `chunk % slots` holds the base at the
 start of a chunk and the log of its rows, so that rows of the newest `slots` chunks can be read.
-`outrider.kernels.delta` is the arithmetic.
+`outrider.kernels.reference` is the arithmetic.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outrider.kernels.delta import Log, Slot, fold
-from outrider.kernels.memory import zeros
 from outrider.state.columns import Columns
-from outrider.state.spec import DeltaSpec, StateSpec
+from outrider.state.memory import zeros
+from outrider.state.spec import StateSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """`size` rows of a pass from offset `first` of a chunk on, or `count` whole chunks."""
+class ChunkLog(NamedTuple):
+    """One chunk of one layer: the base [K, A, V/K D] that it begins with, and of each of its rows
+    the correction [V, C, D], the key [K, A, C] and the decay summed up since the base [V, C]."""
 
-    chunk: int
-    first: int
-    size: int
-    count: int = 1
-
-    def each_row(self) -> list["Segment"]:
-        return [
-            Segment(self.chunk + chunk, self.first + row, 1)
-            for chunk in range(self.count)
-            for row in range(self.size)
-        ]
+    base: Tensor
+    corrections: Tensor
+    keys: Tensor
+    decays: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +35,15 @@ class DeltaCopy:
     origin: int
 
 
-def segments(start: int, rows: int, chunk: int) -> list[Segment]:
-    """Cut positions start..start+rows-1 into a chunk's rest, whole chunks and a chunk's start."""
-    number, first = divmod(start, chunk)
-    head = min(-start % chunk, rows)
-    whole, tail = divmod(rows - head, chunk)
-    after = number + (head > 0)
-    cut = [Segment(number, first, head), Segment(after, 0, chunk, whole)]
-    cut.append(Segment(after + whole, 0, tail))
-    return [part for part in cut if part.size * part.count]
+def segments(start: int, rows: int, chunk: int) -> Iterator[tuple[int, int, int]]:
+    """Cut positions start..start+rows-1 at multiples of `chunk`: number of the chunk, offset in it,
+    rows."""
+    end = start + rows
+    while start < end:
+        number, first = divmod(start, chunk)
+        count = min(chunk - first, end - start)
+        yield number, first, count
+        start += count
 
 
 class DeltaState:
@@ -62,25 +56,14 @@ class DeltaState:
         self._chunks = chunk_tensors(spec, self.slots, device)
         self._columns = column_tensor(spec, device)
         self.columns = Columns(self._columns, self.spec.taps, spec.slack)
-        # Where base, wanted, keys and decays are, slots, chunk; columns, and how many they are.
-        parts = [self._chunks[part].data_ptr() for part in range(4)]
+        # Where the parts of the log are, slots, chunk; columns, and how many they are.
+        parts = [tensor.data_ptr() for tensor in self._chunks]
         columns = self._columns.data_ptr(), self._columns.shape[1]
         self.addresses = (*parts, self.slots, self.chunk, *columns)
-        # Views are made once: making them anew would cost more than some of the arithmetic.
-        layers = zip(*(tensor.unbind() for tensor in self._chunks), strict=True)
-        self._views = [[slot_of(*parts) for parts in zip(*layer, strict=True)] for layer in layers]
 
-    def slot(self, layer: int, chunk: int) -> Slot:
-        """Base and log of one chunk that is still held."""
-        return self._views[layer][chunk % self.slots]
-
-    def open(self, layer: int, chunk: int) -> Slot:
-        """The slot of a chunk whose first row is about to run: its base follows from the log of
-        the chunk before."""
-        slot = self.slot(layer, chunk)
-        if chunk > 0:
-            slot.base.copy_(fold(self.slot(layer, chunk - 1)))
-        return slot
+    def log(self, layer: int, chunk: int) -> ChunkLog:
+        """Views of one chunk that is still held."""
+        return ChunkLog(*(tensor[layer, chunk % self.slots] for tensor in self._chunks))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All storage, that of chunks and of columns."""
@@ -105,24 +88,19 @@ class DeltaState:
         self.columns.clear()
 
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self._chunks, self._columns))
+        return sum(tensor.nbytes for tensor in self.tensors())
 
 
-def chunk_tensors(spec: StateSpec, places: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Zeros, fp32, for L layers of K key and V value heads: base [L, places, K, A, V/K D],
-    wanted [L, places, V, C, D], keys [L, places, K, A, C], decays [L, places, V, C], inverse
-    [L, places, V, C, C]."""
+def chunk_tensors(spec: StateSpec, places: int, device: torch.device) -> ChunkLog:
+    """Zeros, fp32, for L layers: each part of a `ChunkLog` after [L, places]."""
     shape, chunk = spec.delta, spec.chunk
     assert shape is not None
     key, value = (shape.key_heads, shape.key_width), shape.value_heads
-    sizes = (
-        (*key, _wide(shape)),
-        (value, chunk, shape.value_width),
-        (*key, chunk),
-        (value, chunk),
-        (value, chunk, chunk),
+    wide = value // shape.key_heads * shape.value_width
+    sizes = (*key, wide), (value, chunk, shape.value_width), (*key, chunk), (value, chunk)
+    return ChunkLog(
+        *(zeros((shape.layers, places, *size), torch.float32, device) for size in sizes)
     )
-    return tuple(zeros((shape.layers, places, *size), torch.float32, device) for size in sizes)
 
 
 def column_tensor(spec: StateSpec, device: torch.device) -> Tensor:
@@ -130,13 +108,3 @@ def column_tensor(spec: StateSpec, device: torch.device) -> Tensor:
     assert spec.delta is not None
     sizes = spec.delta.layers, spec.columns, spec.delta.channels
     return zeros(sizes, torch.float32, device)
-
-
-def slot_of(base: Tensor, wanted: Tensor, keys: Tensor, decays: Tensor, inverse: Tensor) -> Slot:
-    """The slot in the tensors of one layer and place."""
-    return Slot(base, wanted, Log.over(keys, decays, inverse))
-
-
-def _wide(shape: DeltaSpec) -> int:
-    """Columns of the bases of all value heads that one key head serves."""
-    return shape.value_heads // shape.key_heads * shape.value_width

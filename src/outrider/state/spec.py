@@ -13,7 +13,7 @@ LOG_CHUNK = 32
 """Rows between two bases under the `log` and `checkpoint` policies."""
 
 PAGE = 64
-"""Positions per page of keys and values; equals `outrider.kernels.attention.PAGE` (tested)."""
+"""Positions per page of keys and values; equals `outrider.kernels.jit_attention.PAGE` (tested)."""
 
 COLUMN_SLACK = 8
 """Convolution inputs held beyond the rollback capacity; they move to the front when it is used."""
@@ -50,10 +50,9 @@ class DeltaSpec:
         """One recurrent matrix per layer."""
         return self.layers * self.value_heads * self.key_width * self.value_width * FLOAT_BYTES
 
-    def log_row_bytes(self, chunk: int) -> int:
-        """Key, wanted value, decay and row of the inverse of one row in every layer."""
-        per_head = self.value_width + 1 + chunk
-        row = self.key_heads * self.key_width + self.value_heads * per_head
+    def log_row_bytes(self) -> int:
+        """Key, correction and decay of one row in every layer."""
+        row = self.key_heads * self.key_width + self.value_heads * (self.value_width + 1)
         return self.layers * row * FLOAT_BYTES
 
     def column_bytes(self) -> int:
@@ -103,7 +102,7 @@ class StateSpec:
             return 0
         delta, rows = self.delta, self.slots * self.chunk
         states = self.slots * delta.base_bytes()
-        return states + rows * delta.log_row_bytes(self.chunk) + self.columns * delta.column_bytes()
+        return states + rows * delta.log_row_bytes() + self.columns * delta.column_bytes()
 
     def attention_bytes(self, length: int) -> int:
         """Bytes of keys and values for `length` positions, in whole pages."""

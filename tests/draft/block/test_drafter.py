@@ -13,7 +13,6 @@ from outrider.draft.block.block_trunk import BlockContext, Trunk
 from outrider.draft.tap_drafter import PASS_ROWS
 from outrider.draft.token_choice import GreedyChooser, SampledChooser
 from outrider.errors import StageError
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context
 from outrider.sampling.rng import Key
@@ -29,14 +28,14 @@ DRAWS = 400
 def target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     save_model("qwen3_5", folder)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+    return load_decoder(folder, LoadOptions())
 
 
 @pytest.fixture(scope="module")
 def model(target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dspark")
     write(SPARK, folder)
-    return load_block(folder, target, Kernels(exact=False))
+    return load_block(folder, target)
 
 
 def text(length, seed=0):
@@ -141,7 +140,7 @@ def test_the_context_takes_the_bytes_that_are_counted(model):
 
 def test_drafts_end_with_the_drafters_positions(target, tmp_path):
     write(replace(SPARK, max_length=40), tmp_path)
-    drafter = drafter_of(load_block(tmp_path, target, Kernels(exact=False)))
+    drafter = drafter_of(load_block(tmp_path, target))
     tokens, features = text(45)
     drafter.observe(commit(tokens, features, 0, 35))
     assert len(drafter.propose(Context(tokens[:36]), 8).tokens) == 5

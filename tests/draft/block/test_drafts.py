@@ -9,7 +9,6 @@ import torch
 from outrider.draft.block.block_drafter import BlockDrafter
 from outrider.draft.block.block_loader import load_block
 from outrider.draft.token_choice import GreedyChooser
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context
 from tests.draft.block.oracle import Oracle
@@ -52,7 +51,15 @@ KINDS = {
 def target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     model = save_model("qwen3_5", folder)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions()), model
+    return load_decoder(folder, LoadOptions()), model
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The same target by torch's operations."""
+    folder = tmp_path_factory.mktemp("reference")
+    model = save_model("qwen3_5", folder)
+    return load_decoder(folder, LoadOptions(reference=True)), model
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +68,11 @@ def _without_gradients():
         yield
 
 
-def load(kind, target, folder, fused=True):
+def load(kind, target, folder):
     decoder, model = target
     tensors = write(kind, folder)
     oracle = Oracle(kind, tensors, model.model.embed_tokens.weight, model.lm_head.weight)
-    return load_block(folder, decoder, Kernels(exact=False, fused=fused)), oracle
+    return load_block(folder, decoder), oracle
 
 
 def feed(drafter, features, tokens, sizes):
@@ -85,12 +92,12 @@ def case(kind, length, seed=0):
     return features, torch.randint(0, VOCAB - 1, (length + 1,)).tolist()
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
 @pytest.mark.parametrize("name", KINDS)
-def test_drafts_are_those_of_the_papers(target, tmp_path, name, fused):
-    kind = KINDS[name]
-    model, oracle = load(kind, target, tmp_path, fused)
-    assert (model.trunk.compiled is not None) == fused
+def test_drafts_are_those_of_the_papers(target, reference, tmp_path, name, kernels):
+    kind, compiled = KINDS[name], kernels == "compiled"
+    model, oracle = load(kind, target if compiled else reference, tmp_path)
+    assert (model.trunk.compiled is not None) == compiled
     features, tokens = case(kind, 20)
     chooser = Recorder()
     drafter = BlockDrafter(model, chooser)

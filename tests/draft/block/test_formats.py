@@ -15,7 +15,6 @@ from outrider.draft.block.block_config import (
 )
 from outrider.draft.block.block_loader import load_block, read_block
 from outrider.errors import CheckpointError, ConfigError
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from tests.helpers.blocks import TARGET_LAYERS, VOCAB, Kind, make_config, make_tensors, write
 from tests.helpers.checkpoints import save_model
@@ -36,7 +35,7 @@ def parse(kind, **changes):
 def target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     save_model("qwen3_5", folder)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+    return load_decoder(folder, LoadOptions())
 
 
 def load(kind, target, folder, edit=None):
@@ -45,7 +44,7 @@ def load(kind, target, folder, edit=None):
         tensors = load_file(folder / "model.safetensors")
         edit(tensors)
         save_file(tensors, folder / "model.safetensors")
-    return load_block(folder, target, Kernels(exact=False))
+    return load_block(folder, target)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def test_vocabulary_maps_are_checked(target, tmp_path):
 def test_copies_of_the_targets_matrices_are_not_kept(target, tmp_path):
     folder = tmp_path / "tied"
     save_model("qwen3_5-tied", folder)
-    tied = load_decoder(folder, Kernels(exact=True), LoadOptions())
+    tied = load_decoder(folder, LoadOptions())
 
     def copies(tensors):
         tensors["embed_tokens.weight"] = tied.embedding.clone()

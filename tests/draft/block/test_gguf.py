@@ -10,7 +10,6 @@ from outrider.assemble.inspection import inspect
 from outrider.draft.block.block_drafter import BlockDrafter
 from outrider.draft.block.block_loader import holds_block_drafter, load_block
 from outrider.errors import CheckpointError
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context
 from recipes import gguf_block
@@ -34,7 +33,7 @@ TOKENS = [str(n) for n in range(VOCAB)]
 def target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     save_model("qwen3_5", folder)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+    return load_decoder(folder, LoadOptions())
 
 
 def made(kind, folder, change=None):
@@ -81,7 +80,7 @@ def drafted(path, target):
     features = torch.randn(20, 2 * HIDDEN, generator=generator) * 2
     tokens = torch.randint(0, MASK, (21,), generator=generator).tolist()
     chooser = Recorder()
-    drafter = BlockDrafter(load_block(path, target, Kernels(exact=False)), chooser)
+    drafter = BlockDrafter(load_block(path, target), chooser)
     drafter.observe(Commit(position=0, tokens=tuple(tokens), features=features))
     return drafter.propose(Context(tokens), 8), chooser.rows
 
@@ -102,7 +101,7 @@ def test_the_older_form_drafts_what_its_folder_drafts(target, tmp_path, name):
     (mine, rows), (theirs, others) = drafted(path, target), drafted(tmp_path, target)
     assert mine.tokens == theirs.tokens
     torch.testing.assert_close(torch.stack(rows), torch.stack(others), atol=1e-5, rtol=1e-5)
-    taps = [load_block(one, target, Kernels(exact=False)).config.taps for one in (path, tmp_path)]
+    taps = [load_block(one, target).config.taps for one in (path, tmp_path)]
     assert taps[0] == taps[1]
     assert holds_block_drafter(path)
 
@@ -129,7 +128,7 @@ def test_four_tensors_too_many_are_named(target, tmp_path):
     with pytest.raises(
         CheckpointError, match=f"tensors that its metadata does not explain: {names}"
     ):
-        load_block(path, target, Kernels(exact=False))
+        load_block(path, target)
 
 
 def test_what_a_file_lacks_is_named(target, tmp_path):
@@ -145,4 +144,4 @@ def test_what_a_file_lacks_is_named(target, tmp_path):
     ):
         path = made(kind, tmp_path / name, change)
         with pytest.raises(CheckpointError, match=message):
-            load_block(path, target, Kernels(exact=False))
+            load_block(path, target)

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 from outrider.draft.block.block_drafter import BlockDrafter
 from outrider.draft.block.block_loader import load_block
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context
 from tests.draft.block.recorder import Recorder
@@ -24,7 +23,7 @@ VECTORS = load_file(Path(__file__).parents[2] / "golden" / "speculators_block.sa
 def decoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     save_model("qwen3_5", folder)
-    return load_decoder(folder, Kernels(exact=True), LoadOptions())
+    return load_decoder(folder, LoadOptions())
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -32,10 +31,9 @@ def test_logits_confidence_and_drafts(decoder, tmp_path, name):
     kind = KINDS[name]
     write(kind, tmp_path)
     features, tokens, embedding, head = case(kind)
-    kernels = Kernels(exact=False)
-    target = replace(decoder, embedding=embedding, head=kernels.make_linear(head))
+    target = replace(decoder, embedding=embedding, head=decoder.kernels.linear(head))
     chooser = Recorder()
-    drafter = BlockDrafter(load_block(tmp_path, target, kernels), chooser)
+    drafter = BlockDrafter(load_block(tmp_path, target), chooser)
     drafter.observe(Commit(position=0, tokens=tuple(tokens), features=features))
     draft = drafter.propose(Context(tokens), kind.rows)
     assert list(draft.tokens) == VECTORS[f"{name}.tokens"].tolist()

@@ -11,7 +11,6 @@ from transformers.generation.candidate_generator import DFlashTokenCandidateGene
 from outrider.draft.block.block_drafter import BlockDrafter
 from outrider.draft.block.block_loader import load_block
 from outrider.draft.token_choice import GreedyChooser
-from outrider.kernels.selftest import Kernels
 from tests.exactness.targets import engine, generate, make_target
 from tests.helpers.blocks import (
     HEADS,
@@ -90,7 +89,7 @@ class Recorded(BlockDrafter):
 def test_every_round_has_the_drafts_of_transformers(tmp_path, monkeypatch):
     target = make_target("dense", tmp_path / "target")
     tensors = write(KIND.changed(num_target_layers=2), tmp_path / "drafter")
-    model = load_block(tmp_path / "drafter", target.decoder, Kernels(exact=False))
+    model = load_block(tmp_path / "drafter", target.decoder)
     accepted = 0
     for length in (1, 30, 70):
         prompt = random_tokens(length, seed=length)

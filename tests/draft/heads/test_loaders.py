@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from outrider.draft.heads.eagle3 import load_eagle3, read_eagle3_config
 from outrider.draft.heads.mtp import load_mtp
 from outrider.errors import CheckpointError
-from outrider.kernels.selftest import Kernels
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from tests.helpers.checkpoints import save_model
@@ -19,14 +18,14 @@ from tests.helpers.heads import add_mtp, eagle3_config, eagle3_tensors, mtp_tens
 
 HIDDEN, LAYERS = 48, 4
 IDS = "eagle_aux_hidden_state_layer_ids"
-KERNELS, OPTIONS = Kernels(exact=False), LoadOptions()
+OPTIONS = LoadOptions()
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     model = save_model("qwen3_5", folder)
-    return folder, model, load_decoder(folder, KERNELS, OPTIONS)
+    return folder, model, load_decoder(folder, OPTIONS)
 
 
 def write(saved, folder: Path, *, taps: int = 2, **changes) -> Path:
@@ -42,7 +41,7 @@ def edit(folder: Path, change) -> None:
 
 
 def load(folder: Path, target: Decoder):
-    return load_eagle3(folder, target, KERNELS, OPTIONS)
+    return load_eagle3(folder, target)
 
 
 SPECULATORS = {
@@ -156,7 +155,7 @@ def test_mtp_layers_that_are_not_there(saved, tmp_path):
     with pytest.raises(
         CheckpointError, match=r"has 0 MTP layers .* needs a target with exactly one"
     ):
-        load_mtp(folder, target, KERNELS, OPTIONS)
+        load_mtp(folder, target)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +173,6 @@ def test_damaged_mtp_layers(tmp_path, change, message):
     tensors = mtp_tensors(model)
     change(tensors)
     add_mtp(tmp_path, tensors)
-    target = load_decoder(tmp_path, KERNELS, OPTIONS)
+    target = load_decoder(tmp_path, OPTIONS)
     with pytest.raises(CheckpointError, match=message):
-        load_mtp(tmp_path, target, KERNELS, OPTIONS)
+        load_mtp(tmp_path, target)

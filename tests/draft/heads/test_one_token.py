@@ -11,7 +11,6 @@ from outrider.draft.heads.one_token import Head, HeadDrafter
 from outrider.draft.tap_drafter import PASS_ROWS
 from outrider.draft.token_choice import GreedyChooser, SampledChooser
 from outrider.errors import StageError
-from outrider.kernels.selftest import Kernels
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.records import Commit, Context
 from outrider.sampling.rng import Key
@@ -33,13 +32,13 @@ def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     model = save_model("qwen3_5", folder)
     add_mtp(folder, mtp_tensors(model))
-    kernels, options = Kernels(exact=True), LoadOptions()
-    target = load_decoder(folder, kernels, options)
+    options = LoadOptions()
+    target = load_decoder(folder, options)
     if request.param == "mtp":
-        return load_mtp(folder, target, kernels, options)
+        return load_mtp(folder, target)
     raw = eagle3_config(model, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]})
     file = save_eagle3(folder / "eagle3", raw, eagle3_tensors(raw, HIDDEN, 2))
-    return load_eagle3(file, target, kernels, options)
+    return load_eagle3(file, target)
 
 
 def drafter_of(head: Head) -> HeadDrafter:

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from outrider.draft.block.block_config import Markov
 from outrider.draft.block.block_trunk import Array
-from outrider.kernels.fused import Fused, Product
+from outrider.kernels.compiled import Product
 from outrider.kernels.linear import Linear
+from outrider.kernels.loading import load_kernels
 
 FREQUENCIES = 64
 SNR_STEPS = 1000.0
@@ -100,7 +101,6 @@ class GreedyRows:
     of the confidence head. ids: the vocabulary map. What a drafter lacks is empty.
     """
 
-    fused: Fused
     code: Array
     weight: Array
     mix: Array
@@ -120,7 +120,7 @@ class GreedyRows:
         and what follows it means nothing.
         """
         tokens, chances = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
-        self.fused.draft.choose_rows(
+        load_kernels("jit_draft").choose_rows(
             logits.numpy(),
             hidden.numpy(),
             (self.by_hidden, self.by_token),
@@ -139,19 +139,16 @@ class GreedyRows:
 
 
 def greedy_rows(
-    fused: Fused | None,
     markov: MarkovHead | None,
     confidence: ConfidenceHead | None,
     ids: Tensor | None,
 ) -> GreedyRows | None:
-    """The compiled choice for these heads; None where kernels or any product are torch's."""
-    if fused is None:
-        return None
+    """The compiled choice for these heads; None where any product is torch's."""
     flat, table = torch.empty(0), torch.empty(0, 0)
     code, weight = table, table.unsqueeze(-1).numpy()
     mix, bias = weight, table.numpy()
     if markov is not None:
-        product, mixed = markov.out.kernel, markov.mix and markov.mix.kernel
+        product, mixed = markov.out, markov.mix
         if not isinstance(product, Product) or not isinstance(mixed, Product | None):
             return None
         code, weight = markov.code.contiguous(), product.weight
@@ -162,7 +159,6 @@ def greedy_rows(
         by_hidden, offset = confidence.weight.contiguous(), confidence.offset
         by_token = confidence.by_token
     return GreedyRows(
-        fused=fused,
         code=code.numpy(),
         weight=weight,
         mix=mix,

@@ -43,9 +43,9 @@ from outrider.formats.gguf_file import GgufFile, open_gguf
 from outrider.formats.safetensors_folder import Checkpoint
 from outrider.formats.tensors import TensorSource, WeightReader
 from outrider.kernels.linear import Linear
-from outrider.kernels.norm import fold_norm, rms_norm
-from outrider.kernels.rope import paired
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.norm import rms_norm
+from outrider.kernels.operations import Kernels
+from outrider.kernels.rotary import paired
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
 from outrider.models.gguf_config import dense_words
@@ -166,9 +166,7 @@ def read_block(folder: Path, num_target_layers: int | None = None) -> BlockConfi
         return parse_block(raw, checkpoint.shapes, num_target_layers)
 
 
-def load_block(
-    folder: Path, target: Decoder, kernels: Kernels, method: str | None = None
-) -> BlockModel:
+def load_block(folder: Path, target: Decoder, method: str | None = None) -> BlockModel:
     """Load and check a drafter for `target`; every tensor is used or an error.
 
     Raises ConfigError where the file is of another kind than `method`, if one was asked for.
@@ -179,7 +177,7 @@ def load_block(
     _check_target(config, target.config)
     with open_block(folder)[1] as checkpoint:
         reader = WeightReader(checkpoint, "", target.dtype, target.device)
-        model = _Builder(config, checkpoint.shapes, target, reader, kernels).build()
+        model = _Builder(config, checkpoint.shapes, target, reader).build()
         checkpoint.leave({"t2d"} & checkpoint.names)
         checkpoint.finish()
     LOG.info("block drafter %s: %s", folder, model.describe())
@@ -225,7 +223,10 @@ class _Builder:
     shapes: Shapes
     target: Decoder
     reader: WeightReader
-    kernels: Kernels
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.target.kernels
 
     def build(self) -> BlockModel:
         ids, trunk = self._ids(), self._trunk()
@@ -240,7 +241,7 @@ class _Builder:
             confidence=confidence,
             added=self._log_snr(),
             ids=ids,
-            greedy=greedy_rows(trunk.mixer(0).fused, markov, confidence, ids),
+            greedy=greedy_rows(markov, confidence, ids) if self.kernels.exact else None,
             warning=LengthWarning(f"the drafter {self.reader.checkpoint.folder}"),
         )
 
@@ -251,33 +252,35 @@ class _Builder:
         config, reader, shape = self.config.trunk, self.reader, self.config.trunk.attention
         width, taps = config.hidden_size, len(self.config.taps)
         length = self.target.max_length + self.config.block_size
-        cos, sin = rope_tables(shape.rope, shape.width, min(length, config.max_length))
+        cos_sin = rope_tables(shape.rope, shape.width, min(length, config.max_length))
+        cos_sin = cos_sin.to(reader.device)
         layers = range(config.num_layers)
         key_norms = [
             reader.below(f"layers.{n}.self_attn").norm("k_norm", shape.width) for n in layers
         ]
         heads = [norm.expand(shape.kv_heads, -1) for norm in key_norms]
         built = tuple(build_layer(config, n, 0, reader, self.kernels) for n in layers)
-        read = self.kernels.make_linear(reader.matrix("fc", width, taps * width))
-        keep = self._keep(reader.norm("hidden_norm", width))
+        read = self.kernels.linear(reader.matrix("fc", width, taps * width))
+        keep = self._keep()
         key_norm = rms_norm(paired(torch.cat(heads), shape.rope.width), config.norm_eps)
-        norm = rms_norm(reader.norm("norm", width), config.norm_eps)
-        cos_sin = torch.stack([cos, sin]).to(reader.device)
+        keep_norm, norm = (
+            rms_norm(reader.norm(name, width), config.norm_eps) for name in ("hidden_norm", "norm")
+        )
         return Trunk(
             layers=built,
             views=self.config.views,
             read=read,
             keep=keep,
             key_norm=key_norm,
+            keep_norm=keep_norm,
             norm=norm,
-            eps=norm.eps,
             cos_sin=cos_sin,
             dtype=reader.dtype,
-            compiled=compiled_trunk(built, (read, keep), (key_norm, norm), cos_sin),
+            compiled=compiled_trunk(built, (read, keep), (key_norm, keep_norm, norm), cos_sin),
         )
 
-    def _keep(self, norm: Tensor) -> Linear:
-        """All layers' projections to keys, then all to values, with the weight of the norm."""
+    def _keep(self) -> Linear:
+        """All layers' projections to keys, then all to values."""
         config, shape = self.config.trunk, self.config.trunk.attention
         size = shape.kv_heads * shape.width
         parts: list[Tensor] = []
@@ -289,7 +292,7 @@ class _Builder:
                 if shape.qkv_bias:
                     biases.append(self._ordered(below.vector(f"{name}.bias", size), name))
         bias = torch.cat(biases) if biases else None
-        return self.kernels.make_linear(fold_norm(torch.cat(parts), norm), bias)
+        return self.kernels.linear(torch.cat(parts), bias)
 
     def _ordered(self, rows: Tensor, name: str) -> Tensor:
         """Rows of a key projection in the order of columns that `rotate` works on."""
@@ -320,7 +323,7 @@ class _Builder:
             raise CheckpointError(f"the drafter has a vocabulary map, {MAP}, but no {HEAD}.")
         if mine is None or (ids is None and tied and torch.equal(mine, target.embedding)):
             return target.head
-        return self.kernels.make_linear(mine, use="head")
+        return self.kernels.linear(mine)
 
     def _ids(self) -> Tensor | None:
         """Target ids of the rows of a reduced vocabulary, checked."""
@@ -355,12 +358,12 @@ class _Builder:
             if config.markov == "rnn":
                 name, out, inner = "joint_proj", 3 * rank, 2 * rank + width
             bias = below.vector(f"{name}.bias", out)
-            mix = self.kernels.make_linear(below.matrix(name, out, inner), bias)
+            mix = self.kernels.linear(below.matrix(name, out, inner), bias)
         rows = vocab if ids is None else len(ids)
         return MarkovHead(
             kind=config.markov,
             code=self.reader.take(MARKOV_CODE, vocab, rank),
-            out=self.kernels.make_linear(below.matrix("markov_w2", rows, rank)),
+            out=self.kernels.linear(below.matrix("markov_w2", rows, rank)),
             mix=mix,
         )
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.draft.block.block_config import View
-from outrider.kernels.fused import Fused, Product
+from outrider.kernels.compiled import Product
 from outrider.kernels.linear import Linear
-from outrider.kernels.norm import RmsNorm, unit_rows
-from outrider.kernels.rope import rotate
+from outrider.kernels.loading import load_kernels
+from outrider.kernels.norm import RmsNorm
+from outrider.kernels.rotary import rotate
 from outrider.models.attention import AttentionLayer
 from outrider.models.decoder import DecoderLayer
 from outrider.state.spec import PAGE, AttentionSpec, StateSpec
@@ -70,19 +71,21 @@ class CompiledTrunk:
     products: keeps alive what addresses lead to. layers int64 [layers, 4, 2]: addresses of weight
     and bias of queries, keys and values, of the attention's output, of gates and ups, and of the
     network's output. context int64 [2, 2]: those of `read` and `keep`. shape: query and key-value
-    heads, width, inner size. head_scales [layers, heads, width], key_scales [layers * heads, width]
-    and `norm` [hidden]: scales of norms. eps: of rows, of heads. cos_sin: as the trunk has it.
+    heads, width, inner size. sharpness: factor of scores. head_scales [layers, heads, width],
+    key_scales [layers * heads, width], row_scales [2 layers + 1, hidden], before each part of a
+    layer and after the last, and `keep_scale` [hidden]: of norms. eps: of rows, of heads. cos_sin:
+    as the trunk has it.
     """
 
-    fused: Fused
     products: tuple[Product, ...]
     layers: Array
     context: Array
-    hidden: int
     shape: tuple[int, int, int, int]
+    sharpness: float
     head_scales: Array
     key_scales: Array
-    norm: Array
+    row_scales: Array
+    keep_scale: Array
     eps: tuple[float, float]
     cos_sin: Array
 
@@ -91,7 +94,7 @@ class CompiledTrunk:
 
         They replace the rows. seen [layers, 2, n]: first and last position that each row sees.
         """
-        self.fused.block.run_block(
+        load_kernels("jit_block").run_block(
             x.numpy(),
             wanted,
             start,
@@ -99,8 +102,9 @@ class CompiledTrunk:
             seen.numpy(),
             self.layers,
             self.shape,
+            self.sharpness,
             self.head_scales,
-            self.norm,
+            self.row_scales,
             self.eps,
             self.cos_sin,
         )
@@ -108,12 +112,12 @@ class CompiledTrunk:
 
     def keep(self, features: Tensor, start: int, kept: Tensor) -> None:
         """Write keys and values of features [n, width] at positions from `start` on."""
-        self.fused.block.keep_features(
+        load_kernels("jit_block").keep_features(
             features.contiguous().numpy(),
             start,
             kept.numpy(),
             self.context,
-            self.hidden,
+            self.keep_scale,
             self.key_scales,
             self.eps,
             self.cos_sin,
@@ -123,38 +127,40 @@ class CompiledTrunk:
 def compiled_trunk(
     layers: Sequence[DecoderLayer],
     consumers: Sequence[Linear],
-    norms: tuple[RmsNorm, RmsNorm],
+    norms: tuple[RmsNorm, RmsNorm, RmsNorm],
     cos_sin: Tensor,
 ) -> CompiledTrunk | None:
     """The compiled form of a trunk, None where kernels or any product are torch's.
 
-    consumers: its `read` and `keep`. norms: its `key_norm` and `norm`.
+    consumers: its `read` and `keep`. norms: its `key_norm`, `keep_norm` and `norm`.
     """
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionLayer)]
-    fused, mlps = mixers[0].fused, [layer.mlp for layer in layers]
+    mlps = [layer.mlp for layer in layers]
     linears = list(consumers)
     for mixer, mlp in zip(mixers, mlps, strict=True):
         linears += [mixer.project, mixer.out, mlp.gate_up, mlp.down]
-    products = [one.kernel for one in linears if isinstance(one.kernel, Product)]
-    if fused is None or len(products) < len(linears):
+    products = [one for one in linears if isinstance(one, Product)]
+    if len(products) < len(linears):
         return None
     if torch.get_num_threads() > 1 and max(one.weight.size for one in products) > ONE_THREADS:
         return None
     places = [[one.weight.ctypes.data, one.bias.ctypes.data] for one in products]
     addresses = torch.tensor(places).numpy()
-    scales = [torch.from_numpy(mixer.fused_weights[0]) for mixer in mixers]
-    key_norm, norm = norms
+    mix, (key_norm, keep_norm, norm) = mixers[0].mix, norms
+    none = torch.empty(0, mix.width)
+    heads = [mixer.mix.head_norm for mixer in mixers]
+    rows = [*(one for layer in layers for one in (layer.norm, layer.mlp_norm)), norm]
     return CompiledTrunk(
-        fused=fused,
         products=tuple(products),
         layers=addresses[2:].reshape(-1, 4, 2),
         context=addresses[:2],
-        hidden=consumers[0].out_features,
-        shape=(*mixers[0].shape[:3], mlps[0].down.in_features),
-        head_scales=torch.stack(scales).numpy(),
+        shape=(mix.heads, mix.kv_heads, mix.width, mlps[0].down.in_features),
+        sharpness=mix.scale,
+        head_scales=torch.stack([one.scale if one else none for one in heads]).numpy(),
         key_scales=key_norm.scale.numpy(),
-        norm=norm.scale.numpy(),
-        eps=(norm.eps.item(), key_norm.eps.item()),
+        row_scales=torch.stack([one.scale for one in rows]).numpy(),
+        keep_scale=keep_norm.scale.numpy(),
+        eps=(norm.eps, key_norm.eps),
         cos_sin=cos_sin.numpy(),
     )
 
@@ -163,10 +169,10 @@ def compiled_trunk(
 class Trunk:
     """Weights of a block drafter's layers.
 
-    read: tapped features to hidden size. keep: their unit rows to keys and values of all layers at
-    once, heads of all layers' keys first; `key_norm` [layers * heads, width]. cos_sin: cos and
-    signed sin [2, max_length, width]. norm: after the last layer. eps: of every row's length.
-    compiled: the same in one call for a pass, where there is that.
+    read: tapped features to hidden size. keep: these, after `keep_norm`, to keys and values of all
+    layers at once, heads of all layers' keys first; `key_norm` [layers * heads, width]. cos_sin:
+    cos and signed sin [2, max_length, width]. norm: after the last layer. compiled: the same in
+    one call for a pass, where there is that.
     """
 
     layers: tuple[DecoderLayer, ...]
@@ -174,8 +180,8 @@ class Trunk:
     read: Linear
     keep: Linear
     key_norm: RmsNorm
+    keep_norm: RmsNorm
     norm: RmsNorm
-    eps: Tensor
     cos_sin: Tensor
     dtype: torch.dtype
     compiled: CompiledTrunk | None
@@ -222,18 +228,18 @@ class Trunk:
             each = torch.tensor([seen[view] for view in self.views])
             return self.compiled.run(x, wanted, start, context.storage, each)
         for index, (layer, view) in enumerate(zip(self.layers, self.views, strict=True)):
-            projected = self.mixer(index).project(unit_rows(x, self.eps))
+            projected = self.mixer(index).project(layer.norm(x))
             kept = context.storage[index]
             x = x + self._attend(self.mixer(index), projected, kept, start, seen[view])
-            x = x + layer.mlp(unit_rows(x, self.eps))
+            x = x + layer.mlp(layer.mlp_norm(x))
         return self.norm(x.narrow(0, 0, wanted))
 
     def _keep_rows(self, features: Tensor, start: int, storage: Tensor) -> None:
-        kept = self.keep(unit_rows(self.read(features), self.eps))
+        kept = self.keep(self.keep_norm(self.read(features)))
         rows, (layers, _, _, heads, _, width) = len(kept), storage.shape
         new = kept.view(rows, 2, layers, heads, width)
         keys = kept.view(rows, 2, -1, width)[:, 0]
-        rotate(self.key_norm(keys), *self._cos_sin_at(start, rows), out=keys)
+        keys.copy_(rotate(self.key_norm(keys), *self._cos_sin_at(start, rows)))
         storage[:, :, 0].narrow(3, start, rows).copy_(new.permute(2, 1, 3, 0, 4))
 
     def _cos_sin_at(self, start: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -245,19 +251,19 @@ class Trunk:
         self, mixer: AttentionLayer, projected: Tensor, kept: Tensor, start: int, seen: Visible
     ) -> Tensor:
         """Attention of block rows over what they see; their keys and values are kept on the way."""
-        config, rows = mixer.config, len(projected)
-        place = projected.narrow(1, 0, mixer.queries + mixer.keys).view(rows, -1, config.width)
-        cos_sin = self._cos_sin_at(start, rows)
-        rotate(place if mixer.head_norm is None else mixer.head_norm(place), *cos_sin, out=place)
-        new = projected.narrow(1, mixer.queries, 2 * mixer.keys)
-        new = new.view(rows, 2, config.kv_heads, config.width).permute(1, 2, 0, 3)
-        kept[:, 0].narrow(2, start, rows).copy_(new)
+        mix, rows = mixer.mix, len(projected)
+        sizes = [mix.heads + mix.kv_heads, mix.kv_heads]
+        turned, value = projected.view(rows, -1, mix.width).split(sizes, 1)
+        turned = turned if mix.head_norm is None else mix.head_norm(turned)
+        turned = rotate(turned, *self._cos_sin_at(start, rows))
+        query, key = turned.split([mix.heads, mix.kv_heads], 1)
+        kept[:, 0].narrow(2, start, rows).copy_(torch.stack([key, value]).transpose(1, 2))
         low = seen[0][0]
         keys, values = kept.narrow(3, low, start + rows - low).unbind(0)
-        query = place.narrow(1, 0, config.heads).transpose(0, 1).unsqueeze(0)
+        query = query.transpose(0, 1).unsqueeze(0)
         mask = _mask(seen, low, start + rows, kept.device)
         out = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True
+            query, keys, values, attn_mask=mask, scale=mix.scale, enable_gqa=True
         )
         return mixer.out(out[0].transpose(0, 1).flatten(1))
 

@@ -6,7 +6,6 @@ How layer ids count is found from the file, because three packagings disagree:
 docs/decisions/eagle-packagings.md.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,15 @@ from outrider.errors import CheckpointError
 from outrider.formats.files import read_json
 from outrider.formats.safetensors_folder import Checkpoint
 from outrider.formats.tensors import WeightReader
-from outrider.kernels.norm import RmsNorm, fold_norm, length_eps, rms_norm, unit_rows
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.norm import RmsNorm, rms_norm
+from outrider.kernels.operations import Kernels
+from outrider.kernels.pass_plan import PassPlan
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder, Layer, Mlp
 from outrider.models.hf_config import parse_config
-from outrider.models.load import LoadOptions, build_layer, build_mlp, build_tables
-from outrider.models.pass_plan import PassPlan
+from outrider.models.load import build_layer, build_mlp
+from outrider.models.rope import rope_tables
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -131,34 +131,38 @@ def read_eagle3_config(folder: Path) -> Eagle3Config:
 class FirstLayer:
     """Takes embedding and feature [N, 2 x hidden], gives [N, hidden].
 
-    `norm`: the feature's, where the residual stream begins after it.
+    norm: scale [2, hidden] of embedding and feature. starts_normed: True if the residual stream
+    begins after the feature's norm.
     """
 
+    norm: RmsNorm
+    starts_normed: bool
     mixer: AttentionLayer
+    mlp_norm: RmsNorm
     mlp: Mlp
-    eps: Tensor
-    norm: RmsNorm | None
+    kernels: Kernels
 
     def __call__(self, rows: Tensor, plan: PassPlan) -> Tensor:
         halves = rows.unflatten(-1, (2, -1))
-        feature = halves[:, 1]
-        x = feature if self.norm is None else self.norm(feature)
-        x = x + self.mixer(unit_rows(halves, self.eps).flatten(1), plan)
-        return x + self.mlp(unit_rows(x, self.eps))
+        normed = self.norm(halves)
+        x = (normed if self.starts_normed else halves)[:, 1]
+        mixed = self.mixer(normed.flatten(1), plan)
+        x, normed = self.kernels.add_norm(x, mixed, self.mlp_norm)
+        return self.kernels.add(x, self.mlp(normed))
 
 
-def load_eagle3(folder: Path, target: Decoder, kernels: Kernels, options: LoadOptions) -> Head:
+def load_eagle3(folder: Path, target: Decoder) -> Head:
     """The drafter in `folder`; CheckpointError says what of it does not fit the target."""
     config = read_eagle3_config(folder)
     taps = config.taps_for(target.config)
     with Checkpoint(folder) as checkpoint:
-        reader = WeightReader(checkpoint, "", options.dtype, options.device)
+        reader = WeightReader(checkpoint, "", target.dtype, target.device)
         ids = _target_ids(config, reader)
         head = Head(
             name="eagle3",
             taps=taps,
-            layers=_decoder(config, reader, target, kernels),
-            read=_projection(config, len(taps), target.config.hidden_size, reader, kernels),
+            layers=_decoder(config, reader, target),
+            read=_projection(config, len(taps), target, reader),
             join=lambda embeddings, features: torch.cat([embeddings, features], -1),
             feeds_normed=config.norm_output,
             vocab_size=config.layers.vocab_size,
@@ -168,17 +172,15 @@ def load_eagle3(folder: Path, target: Decoder, kernels: Kernels, options: LoadOp
     return head
 
 
-def _decoder(
-    config: Eagle3Config, reader: WeightReader, target: Decoder, kernels: Kernels
-) -> Decoder:
-    layers, names = config.layers, reader.checkpoint.names
+def _decoder(config: Eagle3Config, reader: WeightReader, target: Decoder) -> Decoder:
+    layers, names, kernels = config.layers, reader.checkpoint.names, target.kernels
+    attention = layers.attention
     first = reader.below("midlayer" if "midlayer.hidden_norm.weight" in names else "layers.0")
     embedding = _embedding(config, reader, target)
-    like = torch.empty(0, dtype=reader.dtype, device=reader.device)
     shape = config.draft_vocab, layers.hidden_size
     head = target.head
     if "lm_head.weight" in names or shape != (layers.vocab_size, target.config.hidden_size):
-        head = kernels.make_linear(reader.matrix("lm_head", *shape), use="head")
+        head = kernels.linear(reader.matrix("lm_head", *shape))
     return Decoder(
         config=layers,
         first=0,
@@ -186,8 +188,9 @@ def _decoder(
             _first_layer(config, first, kernels),
             *(build_layer(layers, n, 0, reader, kernels) for n in range(1, layers.num_layers)),
         ),
-        tables=build_tables(layers, kernels, like, target.max_length),
+        rope=rope_tables(attention.rope, attention.width, target.max_length).to(reader.device),
         dtype=reader.dtype,
+        kernels=kernels,
         exact=False,
         embedding=embedding,
         norm=rms_norm(reader.norm("norm", layers.hidden_size), layers.norm_eps),
@@ -212,12 +215,10 @@ def _embedding(config: Eagle3Config, reader: WeightReader, target: Decoder) -> T
 def _first_layer(config: Eagle3Config, reader: WeightReader, kernels: Kernels) -> Layer:
     layers = config.layers
     width, eps = layers.hidden_size, layers.norm_eps
-    feature = reader.norm("hidden_norm", width)
-    # Each half has a length of its own, so the root of its width, not of both.
-    norm = torch.cat([reader.norm("input_layernorm", width), feature]) * math.sqrt(0.5)
+    norms = [reader.norm(name, width) for name in ("input_layernorm", "hidden_norm")]
     mixer = AttentionLayer(
         layers.attention,
-        norm,
+        2 * width,
         eps,
         0,
         layers.attention.windows[0],
@@ -225,27 +226,31 @@ def _first_layer(config: Eagle3Config, reader: WeightReader, kernels: Kernels) -
         kernels,
         out_width=width,
     )
-    mlp = build_mlp(layers, reader, kernels)
-    before = rms_norm(feature, eps) if config.norm_before_residual else None
-    return FirstLayer(mixer, mlp, length_eps(eps, width).to(norm.device), before)
+    return FirstLayer(
+        norm=rms_norm(torch.stack(norms), eps),
+        starts_normed=config.norm_before_residual,
+        mixer=mixer,
+        mlp_norm=rms_norm(reader.norm("post_attention_layernorm", width), eps),
+        mlp=build_mlp(layers, reader.below("mlp"), kernels),
+        kernels=kernels,
+    )
 
 
 def _projection(
-    config: Eagle3Config, taps: int, width: int, reader: WeightReader, kernels: Kernels
+    config: Eagle3Config, taps: int, target: Decoder, reader: WeightReader
 ) -> Callable[[Tensor], Tensor]:
     """fc of taps [n, taps x hidden] after norms: one over all taps, one for each, or none."""
-    weight = reader.matrix("fc", config.layers.hidden_size, taps * width)
-    groups = taps if config.fc_norm else int(config.norm_before_fc)
+    width = target.config.hidden_size
+    fc = target.kernels.linear(reader.matrix("fc", config.layers.hidden_size, taps * width))
+    weights: list[Tensor] = []
     if config.norm_before_fc:
-        weight = fold_norm(weight, reader.norm("input_norm", taps * width))
+        weights = [reader.norm("input_norm", taps * width)]
     elif config.fc_norm:
-        norms = torch.cat([reader.norm(f"fc_norm.{tap}", width) for tap in range(taps)])
-        weight = fold_norm(weight, norms / math.sqrt(taps))
-    fc = kernels.make_linear(weight)
-    if not groups:
+        weights = [reader.norm(f"fc_norm.{tap}", width) for tap in range(taps)]
+    if not weights:
         return fc
-    eps = length_eps(config.layers.norm_eps, taps * width // groups).to(weight.device)
-    return lambda rows: fc(unit_rows(rows.unflatten(-1, (groups, -1)), eps).flatten(1))
+    norm = rms_norm(torch.stack(weights), config.layers.norm_eps)
+    return lambda rows: fc(norm(rows.unflatten(-1, (len(weights), -1))).flatten(1))
 
 
 def _target_ids(config: Eagle3Config, reader: WeightReader) -> Tensor | None:

@@ -5,7 +5,6 @@ one full-attention layer of the target's own shape and a norm. Embedding and hea
 Drafting more than one token feeds the normed output back (as vLLM does).
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,11 @@ from torch import Tensor
 from outrider.draft.heads.one_token import Head
 from outrider.errors import CheckpointError
 from outrider.formats.tensors import TensorSource, WeightReader
-from outrider.kernels.norm import fold_norm, length_eps, rms_norm, unit_rows
-from outrider.kernels.selftest import Kernels
+from outrider.kernels.norm import rms_norm
+from outrider.kernels.operations import Kernels
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
-from outrider.models.load import MTP_PREFIX, LoadOptions, build_layer
+from outrider.models.load import MTP_PREFIX, build_layer
 from outrider.models.model_file import is_gguf, open_tensors
 
 READS_NORMED = True
@@ -56,22 +55,22 @@ def holds_mtp(path: Path) -> bool:
         return mtp_fault(config, tensors) is None
 
 
-def load_mtp(folder: Path, target: Decoder, kernels: Kernels, options: LoadOptions) -> Head:
+def load_mtp(folder: Path, target: Decoder) -> Head:
     """The MTP layer of the target in `folder`; CheckpointError where `mtp_fault` finds one."""
     config, opened = open_tensors(folder)
     with opened as checkpoint:
         if fault := mtp_fault(config, checkpoint):
             raise CheckpointError(f"{fault}: use another method, such as suffix.")
         reader = WeightReader(
-            checkpoint, MTP_PREFIX, options.dtype, options.device, config.zero_centred_norm
+            checkpoint, MTP_PREFIX, target.dtype, target.device, config.zero_centred_norm
         )
         checkpoint.leave(name for name in checkpoint.names if not name.startswith(MTP_PREFIX))
         head = Head(
             name="mtp",
             taps=(mtp_tap(config),),
-            layers=_layers(config, reader, target, kernels),
+            layers=_layers(config, reader, target),
             read=lambda taps: taps,
-            join=_join(config, reader, kernels),
+            join=_join(config, reader, target.kernels),
             feeds_normed=True,
             vocab_size=config.vocab_size,
         )
@@ -79,16 +78,14 @@ def load_mtp(folder: Path, target: Decoder, kernels: Kernels, options: LoadOptio
     return head
 
 
-def _layers(
-    config: ModelConfig, reader: WeightReader, target: Decoder, kernels: Kernels
-) -> Decoder:
+def _layers(config: ModelConfig, reader: WeightReader, target: Decoder) -> Decoder:
     attention = replace(config.attention, windows=(None,))
     one = replace(config, layer_kinds=("attention",), attention=attention, delta=None)
     return replace(
         target,
         config=one,
         first=0,
-        layers=(build_layer(one, 0, 0, reader, kernels),),
+        layers=(build_layer(one, 0, 0, reader, target.kernels),),
         norm=rms_norm(reader.norm("norm", config.hidden_size), config.norm_eps),
     )
 
@@ -96,13 +93,9 @@ def _layers(
 def _join(
     config: ModelConfig, reader: WeightReader, kernels: Kernels
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """fc of the unit rows of embedding and feature; the norms' weights are in the matrix."""
+    """fc of embedding and feature, each normed."""
     width = config.hidden_size
     norms = [reader.norm(f"pre_fc_norm_{half}", width) for half in ("embedding", "hidden")]
-    # Each half has a length of its own, so the root of its width, not of both.
-    weight = torch.cat(norms) * math.sqrt(0.5)
-    fc = kernels.make_linear(fold_norm(reader.matrix("fc", width, 2 * width), weight))
-    eps = length_eps(config.norm_eps, width).to(weight.device)
-    return lambda embeddings, features: fc(
-        unit_rows(torch.stack([embeddings, features], 1), eps).flatten(1)
-    )
+    norm = rms_norm(torch.stack(norms), config.norm_eps)
+    fc = kernels.linear(reader.matrix("fc", width, 2 * width))
+    return lambda embeddings, features: fc(norm(torch.stack([embeddings, features], 1)).flatten(1))

@@ -18,8 +18,8 @@ from torch import Tensor
 from outrider.draft.base import DrafterSnapshot
 from outrider.draft.tap_drafter import TapDrafter
 from outrider.draft.token_choice import Chooser, DraftToken, as_draft, spread_logits
+from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
-from outrider.models.pass_plan import Span
 from outrider.records import Context, Draft
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import StateSpec

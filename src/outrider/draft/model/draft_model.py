@@ -19,8 +19,8 @@ from outrider.draft.model.sync import DraftSync, between, restorable
 from outrider.draft.token_choice import Chooser, DraftToken, as_draft
 from outrider.errors import ConfigError
 from outrider.formats.tokenizer import Tokenizer
+from outrider.kernels.pass_plan import Span
 from outrider.models.base import Model
-from outrider.models.pass_plan import Span
 from outrider.records import Commit, Context, Draft
 from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 
-def tables(
-    inverse_frequencies: Tensor, length: int, scale: float, width: int
-) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [length, width] fp32 for positions 0..length-1 of `paired` heads.
+def rope_table(inverse_frequencies: Tensor, length: int, scale: float, width: int) -> Tensor:
+    """cos and signed sin [2, length, width] fp32 for positions 0..length-1 of `paired` heads.
 
     The sine of the first half carries the minus sign of the rotation, so that `rotate` needs no
     negation.
@@ -20,7 +18,7 @@ def tables(
     still = width // 2 - len(inverse_frequencies)
     cos = torch.nn.functional.pad(angles.cos() * scale, (0, still), value=1.0)
     sin = torch.nn.functional.pad(angles.sin() * scale, (0, still))
-    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)])
 
 
 def paired(heads: Tensor, rotary: int) -> Tensor:
@@ -31,7 +29,7 @@ def paired(heads: Tensor, rotary: int) -> Tensor:
     return heads[:, torch.cat(order)]
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Rotate x [n, heads, width] by cos, sin [n, 1, width] into `out` (may be x itself)."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [n, heads, width] rotated by cos, signed sin [n, 1, width], in x's dtype."""
     first, second = x.chunk(2, -1)
-    torch.addcmul(x * cos, torch.cat([second, first], -1), sin, out=out)
+    return (x * cos + torch.cat([second, first], -1) * sin).to(x.dtype)

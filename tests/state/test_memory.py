@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
-from outrider.kernels.memory import ALONE, copy, gather, zeros
+from outrider.state.memory import ALONE, copy, gather, zeros
 
 CPU = torch.device("cpu")
 
