@@ -113,7 +113,7 @@ def test_attention_equals_the_oracle(kind: type[Kernels], name: str, widths: lis
     projected = attention_inputs(sum(widths), mix)
     found = torch.cat(
         [
-            kernels.mix_attention(rows.clone(), plan([(state, len(rows))]), mix)
+            kernels.attention(mix)(rows.clone(), plan([(state, len(rows))]))
             for rows in projected.split(widths)
         ]
     )
@@ -128,7 +128,7 @@ def test_both_kinds_leave_the_same_keys_and_values() -> None:
     for kind in KINDS:
         state = attention_state()
         for rows in attention_inputs(100, mix).split([70, 30]):
-            kind().mix_attention(rows.clone(), plan([(state, len(rows))]), mix)
+            kind().attention(mix)(rows.clone(), plan([(state, len(rows))]))
         assert state.attention is not None
         pages.append(state.attention.pages)
     torch.testing.assert_close(*pages, atol=1e-5, rtol=1e-4)
@@ -202,7 +202,7 @@ def test_the_delta_rule_equals_the_recurrence(
     projected = delta_inputs(sum(CUTS[name]))
     found = torch.cat(
         [
-            kernels.mix_delta(rows.clone(), plan([(state, len(rows))]), mix)
+            kernels.delta(mix)(rows.clone(), plan([(state, len(rows))]))
             for rows in projected.split(CUTS[name])
         ]
     )
@@ -219,13 +219,13 @@ def test_rows_taken_back_leave_nothing(kind: type[Kernels]) -> None:
     wrong = delta_inputs(20) * 30
     first = projected[:35]
     for one in (state, plain):
-        kernels.mix_delta(first.clone(), plan([(one, len(first))]), mix)
+        kernels.delta(mix)(first.clone(), plan([(one, len(first))]))
     spans = [Span(state, len(wrong))]
-    kernels.mix_delta(wrong, plan_pass(spans, rope()), mix)
+    kernels.delta(mix)(wrong, plan_pass(spans, rope()))
     state.settle(len(first))
     rest = projected[len(first) :]
     found, wanted = (
-        kernels.mix_delta(rest.clone(), plan([(one, len(rest))]), mix) for one in (state, plain)
+        kernels.delta(mix)(rest.clone(), plan([(one, len(rest))])) for one in (state, plain)
     )
     assert torch.equal(found, wanted)
 
@@ -234,8 +234,8 @@ def test_rows_taken_back_leave_nothing(kind: type[Kernels]) -> None:
 def test_sequences_share_a_pass(kind: type[Kernels]) -> None:
     kernels, attend, recur = kind(), MIXES["gated"], delta_mix()
     for new, mixing, given in (
-        (attention_state, lambda rows, plan: kernels.mix_attention(rows, plan, attend), 0),
-        (delta_state, lambda rows, plan: kernels.mix_delta(rows, plan, recur), 1),
+        (attention_state, kernels.attention(attend), 0),
+        (delta_state, kernels.delta(recur), 1),
     ):
         rows = delta_inputs(50) if given else attention_inputs(50, attend)
         parts = rows.split([20, 30])

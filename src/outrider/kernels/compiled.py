@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from outrider.kernels.linear import Linear
 from outrider.kernels.loading import load_kernels
 from outrider.kernels.norm import RmsNorm
-from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels
+from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels, Mixer
 from outrider.kernels.pages import Pages
 from outrider.kernels.pass_plan import PassPlan
 from outrider.kernels.workers import share
@@ -86,25 +86,34 @@ class CompiledKernels(Kernels):
         share(both.numel(), len(both), self._jit.gated, both.numpy(), result.numpy())
         return result
 
-    def mix_attention(self, projected: Tensor, plan: PassPlan, mix: AttentionMix) -> Tensor:
-        kernels, rows = load_kernels("jit_attention"), plan.table[:, 1].tolist()
-        norm = mix.head_norm or RmsNorm(torch.empty(0, mix.width), 0.0)
+    def attention(self, mix: AttentionMix) -> Mixer:
+        kernels, norm = load_kernels("jit_attention"), mix.head_norm
+        scale, eps = (norm.scale, norm.eps) if norm else (torch.empty(0, mix.width), 0.0)
+        head_norm = scale.numpy(), eps
         shape = mix.heads, mix.kv_heads, mix.width, int(mix.gated), mix.window or 0
-        result = torch.empty(len(projected), mix.heads * mix.width)
-        given, at = projected.numpy(), (plan.table, mix.index, shape)
-        turned = given, *at, norm.scale.numpy(), norm.eps, plan.rope.numpy()
-        share(given.size, mix.kv_heads, kernels.keep_attention, *turned)
-        units = sum(-(-count // kernels.TOGETHER) for count in rows) * mix.kv_heads
-        ns = (plan.spans[0].start + len(result)) * result.numel() // ATTENTION_RATE
-        share(ns, units, kernels.mix_attention, given, *at, mix.scale, result.numpy())
-        return result
 
-    def mix_delta(self, projected: Tensor, plan: PassPlan, mix: DeltaMix) -> Tensor:
-        result = torch.empty(len(projected), mix.heads * mix.width)
+        def run(projected: Tensor, plan: PassPlan) -> Tensor:
+            result = torch.empty(len(projected), mix.heads * mix.width)
+            given, at = projected.numpy(), (plan.table, mix.index, shape)
+            turned = given, *at, *head_norm, plan.rope.numpy()
+            share(given.size, mix.kv_heads, kernels.keep_attention, *turned)
+            units = sum(-(-span.rows // kernels.TOGETHER) for span in plan.spans) * mix.kv_heads
+            ns = (plan.spans[0].start + len(result)) * result.numel() // ATTENTION_RATE
+            share(ns, units, kernels.mix_attention, given, *at, mix.scale, result.numpy())
+            return result
+
+        return run
+
+    def delta(self, mix: DeltaMix) -> Mixer:
+        mix_delta = load_kernels("jit_delta").mix_delta
         size = mix.conv.numel() + mix.heads * mix.key_width * mix.width
         shape = mix.key_heads, mix.heads, mix.key_width, mix.width
         weights = mix.conv.numpy(), mix.rate.numpy(), mix.norm.scale.numpy(), mix.norm.eps
-        arguments = projected.numpy(), plan.table, mix.index, shape, *weights, result.numpy()
-        run = load_kernels("jit_delta").mix_delta
-        share(len(result) * size // DELTA_RATE, mix.key_heads, run, *arguments)
-        return result
+
+        def run(projected: Tensor, plan: PassPlan) -> Tensor:
+            result = torch.empty(len(projected), mix.heads * mix.width)
+            given = projected.numpy(), plan.table, mix.index, shape, *weights, result.numpy()
+            share(len(result) * size // DELTA_RATE, mix.key_heads, mix_delta, *given)
+            return result
+
+        return run

@@ -5,6 +5,7 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -52,6 +53,10 @@ class DeltaMix:
     norm: RmsNorm
 
 
+Mixer = Callable[[Tensor, PassPlan], Tensor]
+"""Rows of a projection [N, ..] and their pass to mixed rows [N, heads * width]."""
+
+
 class Kernels(ABC):
     """Operations of a model's layers on rows [N, ...] of a pass.
 
@@ -82,11 +87,11 @@ class Kernels(ABC):
         """silu(gate) * up of gates beside ups [N, 2 width]."""
 
     @abstractmethod
-    def mix_attention(self, projected: Tensor, plan: PassPlan, mix: AttentionMix) -> Tensor:
-        """Head norms, rotary embedding, attention and gates of a projection [N, ..]; keeps keys and
-        values in the states. Returns [N, heads * width]."""
+    def attention(self, mix: AttentionMix) -> Mixer:
+        """Head norms, rotary embedding, attention and gates of a projection; keeps keys and values
+        in the states."""
 
     @abstractmethod
-    def mix_delta(self, projected: Tensor, plan: PassPlan, mix: DeltaMix) -> Tensor:
-        """Convolution, delta rule, norm and gates of a projection [N, ..]; keeps log and columns in
-        the states. Returns [N, heads * width]."""
+    def delta(self, mix: DeltaMix) -> Mixer:
+        """Convolution, delta rule, norm and gates of a projection; keeps log and columns in the
+        states."""

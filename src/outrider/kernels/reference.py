@@ -15,13 +15,15 @@ their entries of the log.
 Shapes: n rows, K key heads, V value heads, A key width, D value width, C chunk length.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.linear import Linear, TorchLinear
 from outrider.kernels.norm import RmsNorm
-from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels
+from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels, Mixer
 from outrider.kernels.pass_plan import PassPlan, PlacedSpan
 from outrider.kernels.rotary import rotate
 from outrider.state.delta import ChunkLog, segments
@@ -53,30 +55,36 @@ class ReferenceKernels(Kernels):
         gate, up = both.chunk(2, -1)
         return functional.silu(gate) * up
 
-    def mix_attention(self, projected: Tensor, plan: PassPlan, mix: AttentionMix) -> Tensor:
-        heads, kept, width = mix.heads, mix.kv_heads, mix.width
-        sizes = [(heads + kept) * width, kept * width, heads * width * mix.gated]
-        turned, value, gate = projected.split(sizes, 1)
-        turned = turned.unflatten(1, (-1, width))
-        turned = turned if mix.head_norm is None else mix.head_norm(turned)
-        query, key = rotate(turned, *plan.rope_rows()).split([heads, kept], 1)
-        each = map(plan.split, (query, key, value.unflatten(1, (kept, width))))
-        mixed = torch.cat(
-            [_attend(span, mix, *rows) for span, *rows in zip(plan.spans, *each, strict=True)]
-        )
-        return mixed * gate.sigmoid() if mix.gated else mixed
+    def attention(self, mix: AttentionMix) -> Mixer:
+        return partial(_mix_attention, mix)
 
-    def mix_delta(self, projected: Tensor, plan: PassPlan, mix: DeltaMix) -> Tensor:
-        size = mix.heads * mix.width
-        sizes = [mix.conv.shape[1], size, mix.heads, mix.heads]
-        mixed, gate, strength, decay = projected.float().split(sizes, 1)
-        decay = functional.softplus(decay) * mix.rate
-        each = map(plan.split, (mixed, strength.sigmoid(), decay))
-        outputs = torch.cat(
-            [_recur(span, mix, *rows) for span, *rows in zip(plan.spans, *each, strict=True)]
-        )
-        gate = functional.silu(gate.unflatten(1, (mix.heads, mix.width)))
-        return (mix.norm(outputs) * gate).flatten(1).to(projected.dtype)
+    def delta(self, mix: DeltaMix) -> Mixer:
+        return partial(_mix_delta, mix)
+
+
+def _mix_attention(mix: AttentionMix, projected: Tensor, plan: PassPlan) -> Tensor:
+    heads, kept, width = mix.heads, mix.kv_heads, mix.width
+    sizes = [(heads + kept) * width, kept * width, heads * width * mix.gated]
+    turned, value, gate = projected.split(sizes, 1)
+    turned = turned.unflatten(1, (-1, width))
+    turned = turned if mix.head_norm is None else mix.head_norm(turned)
+    query, key = rotate(turned, *plan.rope_rows()).split([heads, kept], 1)
+    inputs = map(plan.split, (query, key, value.unflatten(1, (kept, width))))
+    each = zip(plan.spans, *inputs, strict=True)
+    mixed = torch.cat([_attend(span, mix, *rows) for span, *rows in each])
+    return mixed * gate.sigmoid() if mix.gated else mixed
+
+
+def _mix_delta(mix: DeltaMix, projected: Tensor, plan: PassPlan) -> Tensor:
+    size = mix.heads * mix.width
+    sizes = [mix.conv.shape[1], size, mix.heads, mix.heads]
+    mixed, gate, strength, decay = projected.float().split(sizes, 1)
+    decay = functional.softplus(decay) * mix.rate
+    inputs = map(plan.split, (mixed, strength.sigmoid(), decay))
+    each = zip(plan.spans, *inputs, strict=True)
+    outputs = torch.cat([_recur(span, mix, *rows) for span, *rows in each])
+    gate = functional.silu(gate.unflatten(1, (mix.heads, mix.width)))
+    return (mix.norm(outputs) * gate).flatten(1).to(projected.dtype)
 
 
 def _attend(

@@ -44,7 +44,7 @@ class AttentionLayer:
         self.project = kernels.linear(*self._projection(in_width, weights))
         bias = weights.vector("o_proj.bias", out_width) if config.out_bias else None
         self.out = kernels.linear(weights.matrix("o_proj", out_width, queries), bias)
-        self._kernels = kernels
+        self._mix_rows = kernels.attention(self.mix)
 
     def _head_norm(self, weights: WeightReader, eps: float) -> RmsNorm:
         """The norm of query and key heads [heads + kv_heads, width]."""
@@ -75,4 +75,4 @@ class AttentionLayer:
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
         """x [N, in_width] of normed rows; returns [N, out_width]. Writes keys and values."""
-        return self.out(self._kernels.mix_attention(self.project(x), plan, self.mix))
+        return self.out(self._mix_rows(self.project(x), plan))

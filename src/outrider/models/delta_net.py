@@ -41,7 +41,7 @@ class DeltaLayer:
         )
         self.project = kernels.linear(*self._projection(in_width, weights))
         self.out = kernels.linear(weights.matrix("out_proj", in_width, self.value_size))
-        self._kernels = kernels
+        self._mix_rows = kernels.delta(self.mix)
 
     def _projection(self, in_width: int, weights: WeightReader) -> tuple[Tensor, Tensor]:
         """One matrix with rows in the order keys, queries, values, gate z, strength b, decay a; and
@@ -82,4 +82,4 @@ class DeltaLayer:
 
     def __call__(self, x: Tensor, plan: PassPlan) -> Tensor:
         """x [N, in_width] of normed rows; returns the same. Writes the log and columns."""
-        return self.out(self._kernels.mix_delta(self.project(x), plan, self.mix))
+        return self.out(self._mix_rows(self.project(x), plan))
