@@ -24,8 +24,8 @@ from outrider.assemble.drafter import load_drafting
 from outrider.assemble.engine import Engine
 from outrider.assemble.target import load_target
 from outrider.bench import workload
-from outrider.bench.calibration import read_taps
 from outrider.config.settings import SpeculativeConfig, TargetConfig
+from outrider.costs.rounds import read_taps
 from outrider.draft.heads.one_token import Head
 
 PARTS = ("code", "re-emit", "structured")

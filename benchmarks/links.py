@@ -25,7 +25,7 @@ from outrider.config.settings import (
     TargetConfig,
     VerifyWindowConfig,
 )
-from outrider.engine.pipeline import Pipeline, law
+from outrider.costs.pipeline import Pipeline, law
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import conditional_acceptance, merge
 

@@ -9,7 +9,7 @@ Nothing is measured here. The model: 64 layers of 8 ms for one row and 0.3 ms fo
 
 from collections.abc import Iterator
 
-from outrider.engine.pipeline import Pipeline, best, plain, steps
+from outrider.costs.pipeline import Pipeline, best, plain, steps
 
 LAYERS = 64
 ROWS = 16

@@ -21,14 +21,15 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from outrider.assemble.engine import Engine
-from outrider.assemble.planning import measure_beside, measure_layers
+from outrider.assemble.planning import measure_overhead
+from outrider.assemble.setup import make_picker
 from outrider.assemble.target import load_target
 from outrider.config.settings import (
     LinkConfig,
@@ -38,11 +39,11 @@ from outrider.config.settings import (
     TargetConfig,
     VerifyWindowConfig,
 )
-from outrider.draft.base import Drafter
+from outrider.costs.known_text import KnownTextDrafter
+from outrider.costs.layers import measure_layers
+from outrider.costs.pipeline import Pipeline, law, plain, speed
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import WindowLimits
-from outrider.engine.pipeline import Pipeline, law, plain, speed
-from outrider.records import Context, Draft, Needs
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters, conditional_acceptance
 
@@ -51,25 +52,16 @@ GREEDY = SamplingParams()
 Cell = dict[str, Any]
 
 
-@dataclass
-class ErringDrafter(Drafter):
+def erring(truth: Sequence[int], rate: float, vocab: int) -> KnownTextDrafter:
     """Drafts the truth, wrong at each place with chance 1 - `rate`, the same at every asking."""
 
-    truth: Sequence[int]
-    rate: float
-    vocab: int
-    name: str = "scripted"
-    needs: Needs = field(default_factory=Needs)
+    def is_wrong(place: int) -> bool:
+        return random.Random(place * 7919 + 1).random() >= rate
 
-    def propose(self, context: Context, budget: int) -> Draft | None:
-        first = len(context)
-        tokens = tuple(self._draft(place) for place in range(first, first + budget))
-        return Draft(tokens=tokens, source=self.name) if tokens else None
+    def wrong(place: int, count: int) -> set[int]:
+        return {at for at in range(count) if is_wrong(place + at)}
 
-    def _draft(self, place: int) -> int:
-        token = self.truth[min(place, len(self.truth) - 1)]
-        right = random.Random(place * 7919 + 1).random() < self.rate
-        return token if right else (token + 1) % self.vocab
+    return KnownTextDrafter(truth, vocab, wrong, name="scripted")
 
 
 def config(options: argparse.Namespace, rtt: float) -> RunConfig:
@@ -137,7 +129,7 @@ def run_cell(
     engine.speculation = replace(
         engine.speculation,
         method="scripted",
-        drafter=(lambda *_: ErringDrafter(truth, rate, vocab)) if rate else None,
+        drafter=(lambda *_: erring(truth, rate, vocab)) if rate else None,
         budget=lambda: FixedBudget(options.width),
         windows=WindowLimits(width=options.width, depth=depth),
     )
@@ -174,8 +166,8 @@ def layer_times(options: argparse.Namespace) -> Cell:
     """What the plan knows of the target and of stages on this machine."""
     run = config(options, 0.0)
     target = load_target(run.target)
-    times = measure_layers(target.decoder)
-    beside = measure_beside(run, target, times)
+    times = measure_layers(target.decoder, make_picker)
+    beside = measure_overhead(run, target, times)
     sizes = [len(part) for part in split(range(len(times.kinds)), options.stages)]
     return {
         "stages": times.stages(sizes, wired=not options.in_process),

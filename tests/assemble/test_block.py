@@ -11,7 +11,7 @@ from outrider.assemble import auto
 from outrider.assemble.engine import Engine
 from outrider.assemble.inspection import inspect
 from outrider.config.settings import SpeculativeConfig, StagesConfig, VerifyWindowConfig
-from outrider.engine.company import Costs
+from outrider.costs.batch_model import Costs
 from outrider.errors import CheckpointError, ConfigError
 from outrider.sampling.params import SamplingParams
 from tests.exactness.targets import make_target

@@ -6,19 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.assemble import trial
 from outrider.assemble.planning import (
-    MEASURED,
-    LayerTimes,
     Question,
     answer,
-    measure_beside,
-    measure_layers,
+    measure_overhead,
     plan,
+    try_stages,
 )
+from outrider.assemble.setup import make_picker
 from outrider.config.settings import LinkConfig, RunConfig, StagesConfig, TargetConfig
+from outrider.costs.layers import MEASURED, LayerTimes, measure_layers
+from outrider.costs.pipeline import Overhead, Pipeline, speed
 from outrider.engine import session
-from outrider.engine.pipeline import Pipeline, speed
 from outrider.errors import ConfigError
 from outrider.records import Reply
 from tests.exactness.targets import engine
@@ -95,7 +94,7 @@ def test_a_context_too_short_to_measure_in_is_refused():
 
 
 def test_layers_are_measured_by_kind(tmp_path: Path):
-    times = measure_layers(make_decoder("qwen3_5", tmp_path))
+    times = measure_layers(make_decoder("qwen3_5", tmp_path), make_picker)
     assert set(times.layer) == {"delta", "attention"}
     assert len(times.kinds) == 4
     for curve in (*times.layer.values(), times.bare, times.head, times.wire):
@@ -154,7 +153,7 @@ def test_stages_that_share_a_machine_are_tried_together(monkeypatch):
     stage = Crowded()
     clock = SimpleNamespace(perf_counter=lambda: stage.now / 1e3)
     monkeypatch.setattr(session, "time", clock)
-    beside = trial.try_stages(engine(stage, None), [[10.0] * 8, [10.0] * 8])
+    beside = try_stages(engine(stage, None), [[10.0] * 8, [10.0] * 8])
     assert stage.closed
     assert beside.window_ms == pytest.approx(6.0)
     assert beside.draft_ms == pytest.approx(0.5)
@@ -162,7 +161,7 @@ def test_stages_that_share_a_machine_are_tried_together(monkeypatch):
     assert beside.void_ms == pytest.approx(2.0)
     question = Question(acceptance=0.95, round_trip_ms=0.0)
     stages = StagesConfig(count=2, processes=True)
-    alone, shared = (answer(TIMES, stages, question, one) for one in (trial.Beside(), beside))
+    alone, shared = (answer(TIMES, stages, question, one) for one in (Overhead(), beside))
     slow, fast = shared["plain_tokens_per_second"], alone["plain_tokens_per_second"]
     assert 1e3 / slow == pytest.approx(1e3 / fast + 6.0)
     assert shared["table"][-1]["tokens_per_second"] < alone["table"][-1]["tokens_per_second"]
@@ -171,4 +170,4 @@ def test_stages_that_share_a_machine_are_tried_together(monkeypatch):
 def test_stages_elsewhere_and_within_the_process_are_not_tried():
     for stages in (StagesConfig(count=2), StagesConfig(count=2, address="auto")):
         run = RunConfig(target=TargetConfig(path="demo"), stages=stages)
-        assert measure_beside(run, None, TIMES) == trial.Beside()
+        assert measure_overhead(run, None, TIMES) == Overhead()

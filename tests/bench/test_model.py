@@ -5,26 +5,34 @@ from dataclasses import replace
 import pytest
 
 from outrider.bench.context import bins
-from outrider.bench.costs import Costs, Curve, Rounds, price, rounds_of
 from outrider.bench.leg import Leg
-from outrider.bench.model import break_even, expected_length, predict
 from outrider.bench.stats import Timed, disagreement, estimate, speedup, trend
+from outrider.costs.curve import MeasuredCurve
+from outrider.costs.prediction import (
+    PartCosts,
+    Rounds,
+    break_even,
+    expected_length,
+    predict,
+    price,
+    rounds_of,
+)
 from outrider.telemetry.counters import Counters
 
-COSTS = Costs(
+COSTS = PartCosts(
     step=9.0,
     host=1.0,
-    verify=Curve({1: 9.0, 5: 13.0}),
-    draft=Curve({0: 0.1, 4: 0.5}),
-    rollback=Curve({1: 0.4, 3: 0.8}),
+    verify=MeasuredCurve({1: 9.0, 5: 13.0}),
+    draft=MeasuredCurve({0: 0.1, 4: 0.5}),
+    rollback=MeasuredCurve({1: 0.4, 3: 0.8}),
 )
 
 
 def test_a_curve_is_straight_between_points_and_goes_on_behind_them():
-    curve = Curve({1: 1.0, 3: 5.0})
+    curve = MeasuredCurve({1: 1.0, 3: 5.0})
     assert [curve.at(n) for n in (0, 1, 2, 3, 4)] == [1.0, 1.0, 3.0, 5.0, 7.0]
-    assert Curve({2: 6.0, 4: 5.0}).at(8) == 5.0
-    assert Curve({}).at(3) == 0.0
+    assert MeasuredCurve({2: 6.0, 4: 5.0}).at(8) == 5.0
+    assert MeasuredCurve({}).at(3) == 0.0
 
 
 def test_rounds_come_from_counters_alone():
@@ -54,7 +62,7 @@ def test_a_round_is_priced_by_its_parts():
 
 def test_drafts_are_charged_to_the_host_by_their_number():
     rounds = Rounds(emitted=9, prompts=1, by_drafts={4: 2, 0: 1}, by_kept={})
-    dear = replace(COSTS, beyond=Curve({0: 0.5, 4: 2.0}))
+    dear = replace(COSTS, beyond=MeasuredCurve({0: 0.5, 4: 2.0}))
     assert price(rounds, dear).host == pytest.approx(1.0 + (0.5 + 2 * 2.0) / 3)
 
 

@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 
 from outrider.bench import record, summary
-from outrider.bench.calibration import calibrate
-from outrider.bench.replay import Passage
 from outrider.bench.run import Settings, measure
+from outrider.costs.replay import Passage
+from outrider.costs.rounds import calibrate
 from outrider.errors import ConfigError
 from tests.bench.world import (
     PROMPT,

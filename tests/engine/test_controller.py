@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outrider.engine.company import Company, Costs
+from outrider.costs.batch_model import BatchCostModel, Costs
 from outrider.engine.controller import Controller, ControllerSettings
 from outrider.records import Draft
 from tests.engine.world import Source, World, changing, steady
@@ -243,7 +243,7 @@ def packed(sessions: int, verify: list[float], rate: float, rounds: int) -> tupl
     """
     chance = random.Random(2)
     costs = Costs(verify=verify, draft={"suffix": ()}, drafts=5)
-    company = Company(costs)
+    company = BatchCostModel(costs)
     controllers = [Controller(costs, company=company) for _ in range(sessions)]
     tokens = cost = drafts = 0.0
     for number in range(-WARM, rounds):

@@ -9,9 +9,9 @@ from statistics import mean
 
 import pytest
 
-from outrider.engine.company import Company, Costs
+from outrider.costs.batch_model import BatchCostModel, Costs
+from outrider.costs.curve import Curve
 from outrider.engine.controller import Controller
-from outrider.engine.curve import Curve
 from outrider.records import Draft
 
 Noise = Callable[[random.Random, int], float]
@@ -136,7 +136,7 @@ def together(noise: Noise, seed: int, rate: float) -> float:
     true = [2.5 + 0.4 * rows for rows in range(1, 6 * TOGETHER + 1)]
     start = [cost * min(noise(chance, 0) for _ in range(2)) for cost in true]
     costs = Costs(verify=start, draft={"suffix": ()}, drafts=5)
-    company = Company(costs)
+    company = BatchCostModel(costs)
     controllers = [Controller(costs, company=company) for _ in range(TOGETHER)]
     tokens = work = 0.0
     for number in range(ROUNDS // 2):

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.engine.company import Costs
+from outrider.costs.batch_model import Costs
 from outrider.engine.controller import Controller
 from outrider.records import Draft
 

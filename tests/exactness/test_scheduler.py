@@ -9,11 +9,11 @@ from math import inf
 import pytest
 
 from outrider.assemble.budget import LentController
-from outrider.assemble.memory import held_bytes
+from outrider.assemble.memory_check import held_bytes
+from outrider.costs.batch_model import BatchCostModel, Costs
 from outrider.draft.base import ChainDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.engine.budget import FixedBudget
-from outrider.engine.company import Company, Costs
 from outrider.engine.engine import Engine, GenerationResult
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
@@ -100,11 +100,11 @@ def test_sixteen_callers_get_what_each_would_get_alone(hybrid, scheduled, sampli
     assert max(packed) == 16, "all ran in one pass"
 
 
-def share(own: Engine) -> Company:
+def share(own: Engine) -> BatchCostModel:
     """Let the sessions of an engine decide together what they draft."""
     verify = [1.0 + 0.001 * rows for rows in range(1, 129)]
     costs, pool = Costs(verify=verify, draft={"suffix": ()}, drafts=7), list[LentController]()
-    company = Company(costs)
+    company = BatchCostModel(costs)
 
     def lend():
         company.join()

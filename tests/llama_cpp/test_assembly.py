@@ -11,10 +11,10 @@ import pytest
 from outrider import ConfigError, Engine, SpeculativeConfig, StateConfig, TargetConfig, demo
 from outrider.assemble import budget, calibration
 from outrider.assemble import gguf_target as llamacpp
-from outrider.assemble.memory import Allocated
+from outrider.assemble.memory_check import Allocated
 from outrider.cli.main import main
 from outrider.config.settings import RunConfig
-from outrider.engine.company import Costs
+from outrider.costs.batch_model import Costs
 from recipes import gguf
 
 TOKENS = 48

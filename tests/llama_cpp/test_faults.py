@@ -15,7 +15,7 @@ from gguf import GGUFReader
 
 from outrider import CheckpointError, ConfigError, Engine, SpeculativeConfig, TargetConfig
 from outrider.assemble import gguf_target as llamacpp
-from outrider.assemble.memory import MARGIN_BYTES
+from outrider.assemble.memory_check import MARGIN_BYTES
 from outrider.errors import StageError
 from outrider.formats.gguf_file import open_gguf
 from outrider.formats.gguf_tokenizer import read_gguf_tokenizer

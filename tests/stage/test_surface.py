@@ -12,11 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.draft.base import Drafter
+from outrider.costs.known_text import KnownTextDrafter
+from outrider.costs.pipeline import Pipeline, law, plain, speed
 from outrider.engine import session
 from outrider.engine.link_budget import LinkBudget
-from outrider.engine.pipeline import Pipeline, law, plain, speed
-from outrider.records import Draft, Needs
 from outrider.sampling.params import SamplingParams
 from outrider.stage.chain import ChainStage
 from outrider.stage.frame import Frame, Void
@@ -87,20 +86,13 @@ class TimedPart:
         return [replace(frame, picked=picked, verify_ms=frame.verify_ms + took)]
 
 
-@dataclass
-class ErringDrafter(Drafter):
+def erring(rate: float) -> KnownTextDrafter:
     """Right at each place with chance `rate`."""
 
-    rate: float
-    name: str = "erring"
-    needs: Needs = field(default_factory=Needs)
+    def wrong(place: int, count: int) -> set[int]:
+        return {at for at in range(count) if COINS[place + at] >= rate}
 
-    def propose(self, context, budget):
-        places = range(len(context), len(context) + budget)
-        return Draft(tokens=tuple(map(self.at, places)), source=self.name)
-
-    def at(self, place):
-        return TRUTH[place] if COINS[place] < self.rate else (TRUTH[place] + 1) % VOCAB
+    return KnownTextDrafter(TRUTH, VOCAB, wrong)
 
 
 def measured(
@@ -119,7 +111,7 @@ def measured(
     link = LinkSettings(delay_ms=round_trip / 2, jitter_ms=jitter)
     made = engine(
         ChainStage(parts, link, clock=clock),
-        (lambda: ErringDrafter(rate)) if rate else None,
+        (lambda: erring(rate)) if rate else None,
         width=WIDTH,
         depth=depth,
         tokenizer=Letters(),

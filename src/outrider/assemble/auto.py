@@ -4,11 +4,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from outrider.assemble.calibration import measure_costs
 from outrider.assemble.drafter import Drafting, load_drafting, model_of
 from outrider.assemble.target import LoadedTarget
 from outrider.config.checks import check
 from outrider.config.settings import Method, RunConfig
+from outrider.costs.timing import measure_costs
 from outrider.draft.block.block_loader import holds_block_drafter, read_block
 from outrider.draft.heads.eagle3 import is_eagle3
 from outrider.draft.heads.mtp import holds_mtp

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from outrider.assemble.calibration import Paid, Pass, measure_costs
 from outrider.config.settings import RunConfig
+from outrider.costs.batch_model import BatchCostModel, Costs
+from outrider.costs.timing import Paid, Pass, measure_costs
 from outrider.engine.budget import Budget, FixedBudget
-from outrider.engine.company import Company, Costs
 from outrider.engine.controller import Controller
 from outrider.engine.engine import WindowLimits
 from outrider.engine.link_budget import LinkBudget
@@ -20,7 +20,7 @@ ROUNDS_LENGTH = 16
 class LentController(Controller):
     """A controller that goes back to its pool when its session ends."""
 
-    def __init__(self, costs: Costs, pool: list["LentController"], company: Company) -> None:
+    def __init__(self, costs: Costs, pool: list["LentController"], company: BatchCostModel) -> None:
         super().__init__(costs, company=company)
         self._pool = pool
 
@@ -51,7 +51,7 @@ def budget_factory(
 
     With several windows in flight the drafts are as many as the windows hold; with one at a time,
     and no number asked for, a controller chooses. Sessions that follow each other share one, up to
-    `sequences` that run side by side have their own and are a `Company`.
+    `sequences` that run side by side have their own and are a `BatchCostModel`.
     """
     speculative, stages = config.speculative, config.stages
     wanted = speculative.max_draft_tokens
@@ -71,7 +71,7 @@ def budget_factory(
     width = min(windows.width, max_length)
     rows = max(width, min(width * sequences, MOST_ROWS, fits))
     costs = measure_costs(target, draft, sources, drafts=width - 1, rows=rows)
-    company = Company(costs)
+    company = BatchCostModel(costs)
     pool: list[LentController] = []
 
     def lend() -> Budget:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.assemble.budget import controls
-from outrider.assemble.calibration import Paid
 from outrider.assemble.target import LoadedTarget, sha256
 from outrider.config.settings import BLOCK_METHODS, RunConfig, SpeculativeConfig
+from outrider.costs.timing import Paid
 from outrider.draft.base import ChainDrafter, Drafter
 from outrider.draft.block.block_drafter import BlockDrafter, BlockModel
 from outrider.draft.block.block_loader import holds_block_drafter, load_block

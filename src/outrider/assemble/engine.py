@@ -10,7 +10,7 @@ from outrider.assemble.backend import runs_by_llama_cpp
 from outrider.assemble.budget import budget_factory
 from outrider.assemble.drafter import drafter_factory, drafting_specs, load_drafting, model_of
 from outrider.assemble.gguf_target import load_by_llama_cpp
-from outrider.assemble.memory import check_fits, free_bytes
+from outrider.assemble.memory_check import check_fits, free_bytes
 from outrider.assemble.parts import Parts
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target

@@ -1,65 +1,51 @@
 """`outrider plan`: tokens/s of cuts, depths and run-ahead budgets, from layer times."""
 
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
+from statistics import median
 
-import torch
-
-from outrider.assemble.calibration import Pass, passes, per_rows, timed_window
 from outrider.assemble.cut import cut
 from outrider.assemble.setup import make_picker
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
-from outrider.assemble.trial import CAPACITY, LIMITS, Beside, try_stages
 from outrider.config.settings import LinkConfig, RunConfig, StagesConfig
+from outrider.costs.known_text import KnownTextDrafter
+from outrider.costs.layers import MEASURED, LayerTimes, measure_layers
+from outrider.costs.pipeline import (
+    Overhead,
+    Pipeline,
+    Shape,
+    best,
+    law,
+    overhead_of,
+    plain,
+    speed,
+    steps,
+)
+from outrider.costs.timing import GREEDY
 from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import OFF, Engine, Speculation
-from outrider.engine.pipeline import Pipeline, Shape, best, law, plain, speed, steps
+from outrider.engine.engine import OFF, Engine, Speculation, WindowLimits
 from outrider.errors import ConfigError
-from outrider.kernels.pass_plan import Span
-from outrider.models.decoder import Decoder, Layer
-from outrider.sampling.params import SamplingParams
-from outrider.stage.frame import Frame
-from outrider.stage.part import Part
-from outrider.stage.wire import decode, encode
-from outrider.state.sequence import SequenceState
 
-MEASURED = (1, 2, 4, 8, 16)
-SECONDS = 0.8
 BALANCED_AT = 8
 """Rows of the window for which a balanced cut makes the slowest stage as fast as can be."""
 MOST_CUTS = 50_000
 LEAST_LENGTH = 512
 """Positions that passes and the trial of stages go through at most."""
-ALONE = Beside()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTimes:
-    """Milliseconds of 1, 2, ... rows: a layer of each kind; `bare`, what any stage's pass takes
-    beside its layers; `head`, what the last stage takes more; `wire`, handing rows on."""
-
-    kinds: Sequence[str]
-    layer: Mapping[str, Sequence[float]]
-    bare: Sequence[float]
-    head: Sequence[float]
-    wire: Sequence[float]
-    row_bytes: int
-
-    def stages(self, sizes: Sequence[int], *, wired: bool) -> list[list[float]]:
-        """Passes of 1, 2, ... rows through stages of `sizes` layers."""
-        found, first = [], 0
-        for number, size in enumerate(sizes):
-            parts = [self.layer[kind] for kind in self.kinds[first : first + size]]
-            parts += [self.bare, self.wire] if wired else [self.bare]
-            parts += [self.head] if number == len(sizes) - 1 else []
-            found.append([sum(values) for values in zip(*parts, strict=True)])
-            first += size
-        return found
+PROMPT = (0,)
+ROWS = 8
+FULL = 8
+"""Windows in flight that keep every stage busy."""
+LIMITS = WindowLimits(width=ROWS, depth=FULL)
+CAPACITY = ROWS * FULL + 1
+"""Rows in flight, with the last one of the window before them."""
+WINDOWS = 2 * FULL
+TOKENS = ROWS * (WINDOWS + FULL)
+TURNS = 9
+ALONE = Overhead()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +70,15 @@ def plan(config: RunConfig, question: Question) -> dict[str, object]:
             f"target.max_length = {target.decoder.max_length} leaves no room to measure passes: "
             f"plan with {LEAST_LENGTH} or more."
         )
-    times = measure_layers(target.decoder)
-    return answer(times, stages, question, measure_beside(config, target, times))
+    times = measure_layers(target.decoder, make_picker)
+    return answer(times, stages, question, measure_overhead(config, target, times))
 
 
-def measure_beside(config: RunConfig, target: LoadedTarget, times: LayerTimes) -> Beside:
+def measure_overhead(config: RunConfig, target: LoadedTarget, times: LayerTimes) -> Overhead:
     """Time that the configured stages take beyond `times`; nothing is known of those elsewhere."""
     stages = replace(config.stages, link=LinkConfig())
     if not stages.processes or stages.address:
-        return Beside()
+        return Overhead()
     sizes = [last - first for first, last in cut(stages, len(times.kinds))]
     stage = make_stage(replace(config, stages=stages), target, CAPACITY)
     engine = Engine(
@@ -104,12 +90,12 @@ def measure_beside(config: RunConfig, target: LoadedTarget, times: LayerTimes) -
 
 
 def answer(
-    times: LayerTimes, stages: StagesConfig, question: Question, beside: Beside = ALONE
+    times: LayerTimes, stages: StagesConfig, question: Question, overhead: Overhead = ALONE
 ) -> dict[str, object]:
     """Answer a question from `times`; pure."""
     found = []
     for sizes in _cuts(times, stages):
-        pipeline = _pipeline(times, sizes, stages, question, beside)
+        pipeline = _pipeline(times, sizes, stages, question, overhead)
         shape = best(pipeline, question.acceptance, steps(len(times.bare)), _depths(question))
         found.append((shape, sizes, pipeline))
     shape, sizes, pipeline = max(found, key=lambda entry: entry[0].speed)
@@ -155,7 +141,7 @@ def _pipeline(
     sizes: Sequence[int],
     stages: StagesConfig,
     question: Question,
-    beside: Beside,
+    overhead: Overhead,
 ) -> Pipeline:
     ways, link = (2 if len(sizes) == 1 else len(sizes)), stages.link
     told = question.round_trip_ms
@@ -163,11 +149,11 @@ def _pipeline(
         stages=times.stages(sizes, wired=stages.is_apart),
         round_trip_ms=link.delay_ms * ways if told is None else told,
         row_ms=times.row_bytes * 8 / (link.mbps * 1e3) if link.mbps else 0.0,
-        draft_ms=question.draft_ms + beside.draft_ms,
+        draft_ms=question.draft_ms + overhead.draft_ms,
         parallel=stages.is_apart,
-        window_ms=beside.window_ms,
-        crowding=beside.crowding,
-        void_ms=beside.void_ms,
+        window_ms=overhead.window_ms,
+        crowding=overhead.crowding,
+        void_ms=overhead.void_ms,
     )
 
 
@@ -193,74 +179,55 @@ def _slowest(times: LayerTimes, sizes: Sequence[int], stages: StagesConfig) -> f
     return max(stage[BALANCED_AT - 1] for stage in found)
 
 
-@torch.inference_mode()
-def measure_layers(decoder: Decoder) -> LayerTimes:
-    """Time the parts of a whole model's pass, each kind of layer by its own passes."""
-    kinds = decoder.config.layer_kinds
+def try_stages(engine: Engine, stages: Sequence[Sequence[float]]) -> Overhead:
+    """Decode through `engine`, which is then closed: plainly, and the same text in windows of which
+    all are right, one at a time and in a row, or none.
 
-    def timed(layers: Sequence[Layer]) -> list[float]:
-        part = replace(decoder, layers=tuple(layers))
-        return _measure(passes(part, whole=decoder))
-
-    none = timed(())
-    layer: dict[str, list[float]] = {}
-    for kind in dict.fromkeys(kinds):
-        own = [one for one, name in zip(decoder.layers, kinds, strict=True) if name == kind]
-        layer[kind] = [_rest(a, b) / len(own) for a, b in zip(timed(own), none, strict=True)]
-    headless = _measure(partial(_headless, decoder, decoder.new_state("log", 0)))
-    whole, part = timed(decoder.layers), _measure(_PartPasses(decoder))
-    beside = [_rest(a, b) for a, b in zip(part, whole, strict=True)]
-    return LayerTimes(
-        kinds=kinds,
-        layer=layer,
-        bare=[a + b for a, b in zip(headless, beside, strict=True)],
-        head=[_rest(a, b) for a, b in zip(none, headless, strict=True)],
-        wire=_measure(partial(_hand_on, decoder)),
-        row_bytes=decoder.config.hidden_size * decoder.dtype.itemsize,
+    `stages` are the ms of passes of 1, 2, ... rows through each part alone.
+    """
+    vocab = engine.stage.vocab_size
+    with closing(engine):
+        text = _text(engine)
+        right = KnownTextDrafter(text, vocab)
+        wrong = KnownTextDrafter(text, vocab, wrong=lambda _, count: range(count))
+        # In turn, so that a slow moment of the machine hits all of them.
+        turns = [
+            (
+                _window_ms(engine, None),
+                _window_ms(engine, right),
+                _window_ms(engine, right, FULL),
+                _window_ms(engine, wrong, FULL),
+            )
+            for _ in range(1 + TURNS)
+        ][1:]  # first calls are no measure
+    step, one, full, void = (median(times) for times in zip(*turns, strict=True))
+    return overhead_of(
+        stages, ROWS, FULL, WINDOWS, plain_ms=step, one_ms=one, full_ms=full, void_ms=void
     )
 
 
-def _rest(more: float, less: float) -> float:
-    return max(more - less, 0.0)
+def _text(engine: Engine) -> list[int]:
+    """The prompt and what plain decoding makes of it."""
+    running = engine.generate(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
+    return [*PROMPT, *(token for piece in running for token in piece.tokens)]
 
 
-def _measure(run: Pass) -> list[float]:
-    return per_rows(run, MEASURED, SECONDS / 4, time.perf_counter)
-
-
-def _headless(decoder: Decoder, state: SequenceState, rows: int) -> None:
-    rows = min(rows, decoder.max_length)
-    if state.length + rows > decoder.max_length:
-        state.reset()
-    tokens = torch.zeros(rows, dtype=torch.int64, device=decoder.device)
-    span = Span(state, rows, revocable=False)
-    replace(decoder, layers=()).run(decoder.embed(tokens), [span])
-
-
-def _hand_on(decoder: Decoder, rows: int) -> None:
-    """Turn a frame of hidden states into a message and back."""
-    hidden = torch.zeros(rows, decoder.config.hidden_size, dtype=decoder.dtype)
-    _, header, *payload = encode(
-        Frame(window=timed_window(0, rows, final=True), hidden=hidden), 0.0
-    )
-    decode(header, b"".join(payload))
-
-
-class _PartPasses:
-    """Windows through a stage as it runs them, all rows wanted and kept; from the start again where
-    the context is full."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._part = Part(decoder, "log", 0, make_picker)
-        self._part.open(0, SamplingParams(), 1)
-        self._end, self._most = 0, decoder.max_length
-
-    def __call__(self, rows: int) -> None:
-        rows = min(rows, self._most)
-        if self._end + rows > self._most:
-            self._part.close(0)
-            self._part.open(0, SamplingParams(), 1)
-            self._end = 0
-        self._part.take(Frame(window=timed_window(self._end, rows, final=True)))
-        self._part.run()
-        self._end += rows
+def _window_ms(engine: Engine, drafter: KnownTextDrafter | None, depth: int = 1) -> float:
+    """Time of a window that is no void one; without a drafter it is a plain step."""
+    request = engine.prepare(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
+    if drafter:
+        speculation = replace(
+            request.speculation,
+            drafter=lambda *_: drafter,
+            budget=lambda: FixedBudget(ROWS),
+            windows=replace(LIMITS, depth=depth),
+        )
+        request = replace(request, speculation=speculation)
+    running = engine.begin(request)
+    counters = running.counters
+    for _ in running:
+        # Not to the end of the text: windows in flight would run out before it.
+        if counters.windows_judged >= WINDOWS:
+            break
+    running.close()
+    return counters.predicted_ms / max(counters.windows_judged, 1)

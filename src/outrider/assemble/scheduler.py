@@ -1,7 +1,7 @@
 """From a configuration to a scheduler: an engine that many callers share."""
 
 from outrider.assemble.engine import Engine
-from outrider.assemble.memory import free_bytes, held_bytes
+from outrider.assemble.memory_check import free_bytes, held_bytes
 from outrider.config.settings import RunConfig
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Admission, Scheduler

@@ -6,17 +6,19 @@ processor's caches. What passes, rollbacks and proposals do not account for is t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import count
 from statistics import median
 
-from outrider.bench.calibration import Drafting
-from outrider.bench.costs import Curve
-from outrider.bench.leg import GREEDY, PLAIN, SPECULATIVE, Clock, Leg, follow
-from outrider.bench.replay import Passage
-from outrider.draft.base import Drafter
+from outrider.bench.leg import PLAIN, SPECULATIVE, Leg, follow
+from outrider.costs.curve import MeasuredCurve
+from outrider.costs.known_text import KnownTextDrafter
+from outrider.costs.replay import Passage
+from outrider.costs.rounds import Drafting
+from outrider.costs.timing import GREEDY, Clock
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import OFF, Engine
-from outrider.records import Context, Draft, Needs
+from outrider.records import Needs
 
 TOKENS = 32
 """Decoded in a leg at most."""
@@ -31,7 +33,7 @@ def beyond_steps(
     clock: Clock,
     repeats: int,
     drafting: Drafting,
-) -> Curve:
+) -> MeasuredCurve:
     """Time of the host in a round beyond a plain step, by drafts, in plain steps.
 
     `needs` are those of the drafter, and `drafting` gives what has it propose.
@@ -43,7 +45,7 @@ def beyond_steps(
             for _ in range(repeats):
                 plain = _leg(engine, passage, None, clock)
                 silent, *legs = (
-                    _leg(engine, passage, Knowing(passage, drafts, draft, needs=needs), clock)
+                    _leg(engine, passage, _known(engine, passage, drafts, draft, needs), clock)
                     for drafts in (0, *counts)
                 )
                 step = plain.ms / plain.timed
@@ -52,10 +54,10 @@ def beyond_steps(
                 for drafts, leg in zip(counts, legs, strict=True):
                     more = (_host(leg) - _host(silent)) * _scale(leg, drafts)
                     found.setdefault(drafts, []).append((start + more) / step)
-    return Curve({drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
+    return MeasuredCurve({drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
 
 
-def _leg(engine: Engine, passage: Passage, known: "Knowing | None", clock: Clock) -> Leg:
+def _leg(engine: Engine, passage: Passage, known: KnownTextDrafter | None, clock: Clock) -> Leg:
     """The passage again, in rounds or, where nothing drafts, in plain steps."""
     request = engine.prepare(
         passage.prompt,
@@ -68,7 +70,7 @@ def _leg(engine: Engine, passage: Passage, known: "Knowing | None", clock: Clock
         speculation = replace(
             request.speculation,
             drafter=lambda *_: known,
-            budget=lambda: FixedBudget(max(known.most, 1)),
+            budget=lambda: FixedBudget(max(known.most or 0, 1)),
         )
         request = replace(request, speculation=speculation)
     return follow(engine.begin(request), SPECULATIVE if known else PLAIN, clock)
@@ -88,23 +90,17 @@ def _scale(leg: Leg, drafts: int) -> float:
     return drafts * leg.counters.windows_judged / max(leg.counters.verified, 1)
 
 
-@dataclass(slots=True)
-class Knowing(Drafter):
-    """A drafter that reads up to `most` tokens on in a passage, after a `draft` in vain; of them
-    one more is right each time, or none."""
-
-    passage: Passage
-    most: int
-    draft: Callable[[], object]
-    needs: Needs = field(kw_only=True)
-    right: int = 0
-    name: str = "known"
-
-    def propose(self, context: Context, budget: int) -> Draft | None:
-        self.draft()
-        place = len(context) - len(self.passage.prompt)
-        tokens = list(self.passage.output[place : place + min(budget, self.most)])
-        self.right = (self.right + 1) % (budget + 1)
-        if self.right < len(tokens):
-            tokens[self.right] = int(not tokens[self.right])
-        return Draft(tokens=tuple(tokens), source=self.name) if tokens else None
+def _known(
+    engine: Engine, passage: Passage, most: int, draft: Callable[[], object], needs: Needs
+) -> KnownTextDrafter:
+    """A drafter of up to `most` tokens, after a `draft` in vain; of them one more is right each
+    time, or none."""
+    rounds = count(1)
+    return KnownTextDrafter(
+        [*passage.prompt, *passage.output],
+        engine.stage.vocab_size,
+        wrong=lambda _, drafts: {next(rounds) % (drafts + 1)},
+        most=most,
+        before=draft,
+        needs=needs,
+    )

@@ -1,9 +1,10 @@
 """One decoding of one prompt, timed from its first token to its last."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.costs.timing import GREEDY, Clock
 from outrider.engine.session import Piece
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters
@@ -12,10 +13,6 @@ PLAIN = "plain"
 SPECULATIVE = "speculative"
 UNKNOWN = -1
 """Stands for a token that a server counted and did not name."""
-GREEDY = SamplingParams(temperature=0.0, seed=0)
-
-Clock = Callable[[], float]
-"""Seconds that only grow; `time.perf_counter` or a scripted one."""
 
 
 class Refusal(Exception):

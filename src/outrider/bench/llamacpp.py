@@ -1,7 +1,7 @@
 """llama.cpp's own server by `xllamacpp`, in a process of its own, on the same GGUF files.
 
-One server per variant: plain, n-gram and, with a draft model, speculative decoding. Behind
-`--peer llama.cpp:` stand settings of its speculation, such as `n_max=4,size_m=16`. In this process
+One server per variant: plain, n-gram and, with a draft model, speculative decoding. Settings of its
+speculation follow `--peer llama.cpp:`, such as `n_max=4,size_m=16`. In this process
 its idle threads would halve torch's speed: both share one OpenMP, which stops spinning between
 parallel loops once there are more threads than processors.
 """
@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from outrider.bench.leg import Clock, Leg, Refusal
+from outrider.bench.leg import Leg, Refusal
 from outrider.bench.server import ServerPeer
+from outrider.costs.timing import Clock
 from outrider.errors import ConfigError
 
 CONTEXT = 4096

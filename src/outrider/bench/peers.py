@@ -9,9 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider.bench.leg import PLAIN, Clock, Generates, Leg, Refusal, run_leg, since_first
+from outrider.bench.leg import PLAIN, Generates, Leg, Refusal, run_leg, since_first
 from outrider.bench.llamacpp import llama_cpp
 from outrider.bench.server import ServerPeer
+from outrider.costs.timing import Clock
 from outrider.errors import ConfigError
 
 LOOKUP_TOKENS = 8

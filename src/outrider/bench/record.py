@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.context import bins
-from outrider.bench.costs import Curve, RoundCost
 from outrider.bench.leg import SPECULATIVE, UNKNOWN, Leg
-from outrider.bench.model import FLAG_ABOVE, Prediction, difference
 from outrider.bench.rounds import Case
 from outrider.bench.run import Calibrated, Measured, plain_legs
 from outrider.bench.stats import (
@@ -22,6 +20,8 @@ from outrider.bench.stats import (
     speedup,
 )
 from outrider.bench.text import copied_share
+from outrider.costs.curve import MeasuredCurve
+from outrider.costs.prediction import FLAG_ABOVE, Prediction, RoundCost, difference
 from outrider.errors import RequestError
 from outrider.telemetry.counters import (
     acceptance_rate,
@@ -33,7 +33,7 @@ from outrider.telemetry.counters import (
 
 SCHEMA = "outrider-bench/1"
 FORMULAS = {
-    "speed": "tokens behind the first / ms behind the first; the prompt is not timed",
+    "speed": "tokens after the first / ms after the first; the prompt is not timed",
     "speedup": "sum of plain medians / sum of speculative medians, per prompt, same tokens",
     "interval": "95 % of 500 resamples of prompts, then of repeats",
     "acceptance_rate": "accepted / verified drafts, the target's own tokens left out",
@@ -236,7 +236,7 @@ def _model(run: Measured, found: Calibrated) -> Record:
     }
 
 
-def _points(curve: Curve) -> list[list[float]]:
+def _points(curve: MeasuredCurve) -> list[list[float]]:
     return [[place, ms] for place, ms in sorted(curve.points.items())]
 
 

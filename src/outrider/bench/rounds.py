@@ -3,18 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider.bench.leg import (
-    PLAIN,
-    SPECULATIVE,
-    Clock,
-    Generates,
-    Leg,
-    Refusal,
-    natural_length,
-    run_leg,
-)
+from outrider.bench.leg import PLAIN, SPECULATIVE, Generates, Leg, Refusal, natural_length, run_leg
 from outrider.bench.peers import Peer
 from outrider.bench.stats import Timed
+from outrider.costs.timing import Clock
 
 LEAST_TOKENS = 8
 """Outputs that end by themselves before this are left out: they are too short to time."""

@@ -6,18 +6,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from outrider.bench import gates as gate
-from outrider.bench.calibration import Readings, calibrate, passes_beside, read_taps
-from outrider.bench.costs import Costs, Curve, kept_rows, rounds_of
 from outrider.bench.host import beyond_steps
-from outrider.bench.leg import GREEDY, PLAIN, Generates, Leg
-from outrider.bench.model import Prediction, SweepPoint, best, predict, sweep
+from outrider.bench.leg import PLAIN, Generates, Leg
 from outrider.bench.peers import Peer
-from outrider.bench.replay import Passage, Walk, draft_costs, proposing, walk
 from outrider.bench.rounds import Case, Tools, check_outputs, cut_to_natural, run_brackets
 from outrider.bench.stats import Estimate, Timed, estimate, speedup
 from outrider.bench.text import refuse_random
 from outrider.bench.verdict import Evidence, Verdict, judge
 from outrider.bench.workload import Workload
+from outrider.costs.prediction import (
+    PartCosts,
+    Prediction,
+    SweepPoint,
+    best,
+    kept_rows,
+    predict,
+    rounds_of,
+    sweep,
+)
+from outrider.costs.replay import Passage, Walk, draft_costs, proposing, walk
+from outrider.costs.rounds import Readings, calibrate, passes_beside, read_taps
+from outrider.costs.timing import GREEDY
 from outrider.draft.base import Drafter
 from outrider.engine.budget import FixedBudget
 from outrider.engine.engine import Engine, Speculation
@@ -70,7 +79,7 @@ class Settings:
 class Calibrated:
     """Costs measured apart from the rounds, and what they predict."""
 
-    costs: Costs
+    costs: PartCosts
     readings: Readings
     walks: dict[int, Walk]
     prediction: Prediction
@@ -267,10 +276,10 @@ def _calibrate(engine: Engine, run: Measured, tools: Tools) -> Calibrated:
     repeats = settings.calibration_repeats // 2
     beyond = beyond_steps(engine, passages, needs, tools.clock, repeats, drafting)
     host = host_share(run.cases) * readings.step_ms
-    costs = Costs(
+    costs = PartCosts(
         step=readings.step_ms,
         host=host,
-        beyond=Curve({n: more * (readings.step_ms + host) for n, more in beyond.points.items()}),
+        beyond=beyond.scaled(readings.step_ms + host),
         verify=verify,
         draft=draft,
         rollback=readings.rollback_curve,

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from outrider.bench.leg import UNKNOWN, Clock, Leg, Refusal, since_first
+from outrider.bench.leg import UNKNOWN, Leg, Refusal, since_first
+from outrider.costs.timing import Clock
 
 TIMEOUT = 600.0
 """Seconds that a server may take for one answer."""

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outrider.bench.costs import Costs
 from outrider.bench.gates import Gate, worst
-from outrider.bench.model import Prediction, SweepPoint
 from outrider.bench.stats import Estimate
+from outrider.costs.prediction import PartCosts, Prediction, SweepPoint
 
 Outcome = Literal["pays", "does not pay", "inconclusive", "failed"]
 LOW_ACCEPTANCE = 0.5
@@ -35,7 +34,7 @@ class Evidence:
     acceptance: float = 0.0
     max_drafts: int = 0
     prediction: Prediction | None = None
-    costs: Costs | None = None
+    costs: PartCosts | None = None
     best: SweepPoint | None = None
     categories: Mapping[str, Estimate] = field(default_factory=dict)
 
@@ -114,7 +113,7 @@ def _better_k(evidence: Evidence) -> str:
     return f"--max-draft-tokens {best.k} is predicted to give {best.prediction.speedup:.2f}x"
 
 
-def _cause(evidence: Evidence, prediction: Prediction, costs: Costs) -> tuple[str, str]:
+def _cause(evidence: Evidence, prediction: Prediction, costs: PartCosts) -> tuple[str, str]:
     """The largest part of what a round costs beyond a plain step, and its remedy."""
     cost = prediction.round
     excess = {
@@ -139,7 +138,7 @@ def _cause(evidence: Evidence, prediction: Prediction, costs: Costs) -> tuple[st
     return "acceptance is too low", "use a drafter that knows this text, or --method off here"
 
 
-def _row_price(costs: Costs, prediction: Prediction) -> float:
+def _row_price(costs: PartCosts, prediction: Prediction) -> float:
     """Cost of one more row, in plain steps, over the widest pass measured."""
     rows = max(costs.verify.points, default=1)
     if rows < 2:

@@ -19,8 +19,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice, repeat
 
-from outrider.engine.acceptance import Acceptance
-from outrider.engine.company import Company, Costs
+from outrider.costs.acceptance import Acceptance
+from outrider.costs.batch_model import BatchCostModel, Costs
 from outrider.records import Draft
 
 CONFIDENCE_STEPS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
@@ -78,12 +78,12 @@ class Controller:
         self,
         costs: Costs,
         settings: ControllerSettings | None = None,
-        company: Company | None = None,
+        company: BatchCostModel | None = None,
     ) -> None:
         """`company` is given where several share passes."""
         self._settings = settings or ControllerSettings()
         self._most = len(costs.verify) - 1 if costs.drafts is None else costs.drafts
-        self._company = company or Company(costs)
+        self._company = company or BatchCostModel(costs)
         self._verify = self._company.verify
         self._shared = (0, 1, 0)
         self._draft = self._company.draft

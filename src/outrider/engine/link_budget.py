@@ -2,15 +2,15 @@
 
 A window after another is worth something only if the one before is accepted as a whole, so depth
 pays on copied text and wide windows pay on novel text. What windows and links cost is learned from
-the answers, and so is the acceptance; `outrider.engine.pipeline` says what follows from them.
+the answers, and so is the acceptance; `outrider.costs.pipeline` says what follows from them.
 """
 
 from collections.abc import Sequence
 
-from outrider.engine.acceptance import Acceptance
+from outrider.costs.acceptance import Acceptance
+from outrider.costs.curve import Curve
+from outrider.costs.pipeline import Pipeline, Shape, best, steps
 from outrider.engine.budget import FixedBudget
-from outrider.engine.curve import Curve
-from outrider.engine.pipeline import Pipeline, Shape, best, steps
 
 DECAY = 0.97
 PRIOR, WEIGHT = 0.9, 4.0

@@ -1,8 +1,10 @@
-"""A cost per count (rows of a pass, tokens of a draft), calibrated once and refined as it runs."""
+"""Cost by count (rows of a pass, tokens of a draft): measured, or refined in use. Pure."""
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
 
 RECENT = 13
@@ -16,6 +18,42 @@ STALE = 400
 
 EVERY = 4
 """Observations between two looks at the medians."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCurve:
+    """Costs by a whole number (rows, drafts, kept rows), straight lines between them.
+
+    Beyond the ends it goes on along the nearest line, but never below the nearest point.
+    """
+
+    points: Mapping[int, float] = field(default_factory=dict)
+
+    def at(self, place: float) -> float:
+        """The value at `place`; 0.0 where nothing was measured."""
+        known = sorted(self.points)
+        if not known:
+            return 0.0
+        if place in self.points:
+            return self.points[int(place)]
+        if len(known) == 1 or place < known[0]:
+            return self.points[known[0]]
+        right = next((index for index, x in enumerate(known) if x > place), len(known) - 1)
+        low, high = known[right - 1], known[right]
+        slope = (self.points[high] - self.points[low]) / (high - low)
+        value = self.points[low] + slope * (place - low)
+        return max(value, self.points[high]) if place > high else value
+
+    def scaled(self, unit: float) -> "MeasuredCurve":
+        """The same in another unit."""
+        return MeasuredCurve({place: unit * value for place, value in self.points.items()})
+
+    def rising(self) -> list[float]:
+        """Values at 1, 2, ... up to the last point; more never cost less."""
+        known = sorted(self.points)
+        tops = accumulate((self.points[place] for place in known), max)
+        curve = MeasuredCurve(dict(zip(known, tops, strict=True)))
+        return [curve.at(place) for place in range(1, known[-1] + 1)]
 
 
 class Curve:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.assemble.memory import MARGIN_BYTES, check_fits, free_bytes
+from outrider.assemble.memory_check import MARGIN_BYTES, check_fits, free_bytes
 from outrider.errors import ConfigError
 from outrider.state.spec import AttentionSpec, StateSpec
 

@@ -1,39 +1,23 @@
-"""Measured costs as curves, and what a run of rounds would take by them. Pure, times in ms."""
+"""The cost model of serial speculation: what rounds take by measured costs, and what would pay.
+
+A round costs `c` plain steps and gives `m` tokens, so the speed-up is m / c. It pays where m > c:
+c is the break-even acceptance length. Pure; times in ms.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from outrider.costs.curve import MeasuredCurve
 from outrider.telemetry.counters import Counters
 
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Medians by a whole number (rows, drafts, kept rows), straight lines between them.
-
-    Beyond the ends it goes on along the nearest line, but never below the nearest point.
-    """
-
-    points: Mapping[int, float]
-
-    def at(self, place: float) -> float:
-        """The value at `place`; 0.0 where nothing was measured."""
-        known = sorted(self.points)
-        if not known:
-            return 0.0
-        if place in self.points:
-            return self.points[int(place)]
-        if len(known) == 1 or place < known[0]:
-            return self.points[known[0]]
-        right = next((index for index, x in enumerate(known) if x > place), len(known) - 1)
-        low, high = known[right - 1], known[right]
-        slope = (self.points[high] - self.points[low]) / (high - low)
-        value = self.points[low] + slope * (place - low)
-        return max(value, self.points[high]) if place > high else value
+NOTHING = MeasuredCurve()
+FLAG_ABOVE = 0.10
+"""Prediction and measurement that differ by more than this are flagged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class PartCosts:
     """Costs of the parts at the context of the run, each measured apart from the rounds.
 
     verify: a pass of n rows. draft: one proposal that found j drafts, its upkeep included.
@@ -45,10 +29,10 @@ class Costs:
 
     step: float
     host: float
-    verify: Curve
-    draft: Curve
-    rollback: Curve
-    beyond: Curve = Curve({})
+    verify: MeasuredCurve
+    draft: MeasuredCurve
+    rollback: MeasuredCurve
+    beyond: MeasuredCurve = NOTHING
     opening: float = 0.0
 
     @property
@@ -121,7 +105,7 @@ class RoundCost:
         return self.draft + self.verify + self.rollback + self.host
 
 
-def price(rounds: Rounds, costs: Costs) -> RoundCost:
+def price(rounds: Rounds, costs: PartCosts) -> RoundCost:
     """Time of the mean of these rounds."""
     count = max(rounds.count, 1)
     drafted = sum(costs.draft.at(n) * times for n, times in rounds.by_drafts.items())
@@ -137,6 +121,81 @@ def price(rounds: Rounds, costs: Costs) -> RoundCost:
     )
 
 
-def _pass(costs: Costs, drafts: int) -> float:
+def _pass(costs: PartCosts, drafts: int) -> float:
     """A window without drafts is a plain step."""
     return costs.verify.at(drafts + 1) if drafts else costs.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Prediction of the model for rounds like these.
+
+    `units`: the mean round in plain steps, which is also the tokens per round that it needs.
+    `break_even`: the chance per draft to be kept at which such rounds would pay for themselves;
+    None where not even certainty would do.
+    """
+
+    round: RoundCost
+    units: float
+    speedup: float
+    mean_acceptance_length: float
+    break_even: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """At most `k` drafts a round."""
+
+    k: int
+    prediction: Prediction
+
+
+def predict(rounds: Rounds, costs: PartCosts) -> Prediction:
+    """Price the rounds and set them against plain steps."""
+    cost = price(rounds, costs)
+    units = cost.total / costs.plain
+    return Prediction(
+        round=cost,
+        units=units,
+        speedup=rounds.mean_acceptance_length / units,
+        mean_acceptance_length=rounds.mean_acceptance_length,
+        break_even=break_even(units, rounds.by_drafts),
+    )
+
+
+def expected_length(chance: float, by_drafts: Mapping[int, int]) -> float:
+    """Tokens per round if each draft is kept with `chance` given that those before it were."""
+    total = sum(by_drafts.values())
+    lengths = {n: 1 + sum(chance**place for place in range(1, n + 1)) for n in by_drafts}
+    return sum(lengths[n] * count for n, count in by_drafts.items()) / total
+
+
+def break_even(units: float, by_drafts: Mapping[int, int]) -> float | None:
+    """The chance per draft at which rounds of `units` plain steps give as many tokens."""
+    if not by_drafts or expected_length(1.0, by_drafts) < units:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if expected_length(middle, by_drafts) < units:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def sweep(replays: Mapping[int, Rounds], costs: PartCosts) -> list[SweepPoint]:
+    """Predictions for each budget, from rounds replayed with it."""
+    return [
+        SweepPoint(k=k, prediction=predict(rounds, costs)) for k, rounds in sorted(replays.items())
+    ]
+
+
+def best(points: list[SweepPoint]) -> SweepPoint | None:
+    """The budget with the highest predicted speed-up."""
+    return max(points, key=lambda point: point.prediction.speedup, default=None)
+
+
+def difference(predicted: float, measured: float) -> float:
+    """Relative to what was measured."""
+    return predicted / measured - 1

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from outrider.costs.pipeline import Pipeline, best, law, plain, speed, steps
 from outrider.engine.link_budget import LinkBudget
-from outrider.engine.pipeline import Pipeline, best, law, plain, speed, steps
 
 
 def passes(fixed: float, row: float, widest: int = 16) -> list[float]:

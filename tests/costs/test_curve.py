@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.engine.curve import ENOUGH, EVERY, RECENT, STALE, Curve
+from outrider.costs.curve import ENOUGH, EVERY, RECENT, STALE, Curve
 
 
 def observe(curve: Curve, count: int, cost: float, times: int = EVERY * 2) -> None:

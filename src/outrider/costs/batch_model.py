@@ -1,50 +1,55 @@
-"""Cost model shared by the sessions of a batch, and the acceptance that a draft's row must reach.
+"""Cost model of batched sessions: the acceptance probability that a drafted token must reach.
 
-Of N sessions side by side each decodes one token in a plain pass. Running every row that drafters
-offer with a chance of at least p brings (N + the sum of these chances) / (cost of a pass of N rows
-and these) tokens per cost, if passes are like the last ones. The p that makes this greatest is the
-price of a row; where no p does better than passes in which nobody drafts, as they were measured,
-nobody does. That is the best that all get together, and what only pays where many draft is found as
-well. It is not the best for each: what does not draft waits for the rows of those that do. So none
-may expect more of a pass than twice what passes bring the least of all by now.
-Pure: no clock, no chance, no torch.
+In a plain pass each of N sessions decodes one token. If every drafted token with an acceptance
+probability of at least p is verified, a pass brings N + (sum of these probabilities) tokens at the
+cost of a pass of N + (their number) rows, provided that the next pass is like the last ones. The p
+that maximises tokens per cost is the price of a row. If no p beats the measured plain passes, no
+session drafts.
+
+This maximises the throughput of the whole batch, and it finds drafting that pays only where many
+sessions draft. It is not fair: sessions without drafts wait for the rows of the others. Therefore
+no session may expect more tokens of a pass than `FAIR` times what the slowest session gets.
+Pure: no clock, no random numbers, no torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
-from outrider.engine.acceptance import Acceptance
-from outrider.engine.curve import ENOUGH, Curve
+from outrider.costs.acceptance import Acceptance
+from outrider.costs.curve import ENOUGH, Curve
 
 STEPS = 20
-"""Chances are told apart in steps of one in so many."""
+"""Buckets of the histogram of acceptance probabilities."""
 NOBODY = 2.0
-"""A price that no row is worth."""
+"""A price above every probability: no row is drafted."""
 FADE = 0.9
-"""Weight of the offers of earlier passes beside those of the last one."""
+"""Decay per pass of the histogram of offered rows."""
 UNLIKELY = 0.25
-"""Rows of a smaller chance are not looked at, unless the price is less than twice it."""
+"""Rows less probable than this, or than half the price if that is lower, are ignored."""
 LEAST = 0.02
 """The lowest price of a row."""
 MARGIN = 0.02
-"""Least gain for which drafting is worth it."""
+"""Least relative gain in speed for which the batch drafts."""
 LIKELY = 0.5
-"""Where nobody drafts, a session counts as if it ran what has at least this chance."""
+"""Where no session drafts, each is credited with the rows that have at least this probability."""
 FAIR = 2.0
-"""Ratio between what a pass brings others and the least that they may expect of one."""
+"""Most tokens that a session may expect of a pass, over what the slowest session gets."""
 PACE = 0.95
-"""Weight of earlier passes of a session beside its last one."""
+"""Decay per pass of a session's mean tokens per pass."""
 PROBE_SHARE = 0.01
+"""Share of the time that probes may take."""
 RAREST = 16.0
+"""Most times by which probes without success become rarer."""
 LOOK = 64
-"""Passes between two in which nobody drafts, to see what these cost by now."""
+"""Every so many passes no session drafts, so that the cost of a plain pass stays known."""
 MEMORY = 0.998
+"""Decay per round of the acceptance rates that all sessions learn together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Costs measured at start, all in one unit (milliseconds, if `timed` is called).
+    """Costs measured at start, all in one unit (milliseconds if `timed` is called).
 
     `verify[n - 1]` is a target pass of n rows: one entry more than drafts are allowed, or more
     where `drafts` says how many are and several sessions share a pass.
@@ -57,10 +62,10 @@ class Costs:
     drafts: int | None = None
 
 
-class Company:
-    """Shared by the controllers of all sessions, `sessions` in all.
+class BatchCostModel:
+    """Shared by the controllers of all `sessions` sessions.
 
-    Who still waits or reads its prompt counts, since time is dear to it as well.
+    Waiting and prefilling sessions count too: a slower pass delays them as well.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -71,16 +76,22 @@ class Company:
         self.sessions = 1
         self._members = 0
         self.price, self.speed = NOBODY, 1.0 / verify[1]
-        """The chance that a row must have in the next pass; tokens per cost of all together."""
-        self._mixed, self._plain = Curve(verify), Curve(verify)  # of several, by rows or sessions
+        """The probability that a row must have in the next pass; tokens per cost of the batch."""
+        self._mixed, self._plain = (
+            Curve(verify),
+            Curve(verify),
+        )  # of a batch
         self.bound = inf
-        """Tokens that a session may expect of the next pass."""
-        self._expected: dict[int, float] = {}  # of a pass in which nobody drafts
-        self._paces: dict[int, float] = {}  # tokens a pass, of late
-        self._told: set[int] = set()
+        """Most tokens that a session may expect of the next pass."""
+        self._expected: dict[int, float] = {}  # by session: tokens of a pass, had it drafted
+        self._paces: dict[int, float] = {}  # by session: mean tokens per pass
+        self._reported: set[int] = set()  # sessions that reported the newest pass
         self._newest = (0, 0.0)
         self._decoding = 0
-        self._offered = [[0.0] * STEPS, [0.0] * STEPS]  # rows, and their chances together
+        self._offered = [
+            [0.0] * STEPS,
+            [0.0] * STEPS,
+        ]  # rows, their probabilities
         self._weight = 0.0
         self._passes = self._probes = 0
         self._open = self._probing = False
@@ -88,7 +99,7 @@ class Company:
         self._saved = self._saved_to_draft = 0.0
 
     def join(self) -> None:
-        """One session more begins."""
+        """A session begins."""
         self._members += 1
         self.sessions = self._members
 
@@ -99,10 +110,10 @@ class Company:
         self._expected.pop(who, None)
 
     def worth(self, who: int, rates: Iterable[float], *, paid: bool = False) -> tuple[float, int]:
-        """Gain of the rows that are worth running of a draft, and how many these are.
+        """Gain of a draft's rows that are worth verifying, and their number.
 
-        rates: of its tokens, the chance to be right if all before are. One that was `paid` for is
-        not dropped because others have none.
+        rates: of each token, the probability of being accepted if all before it are. A draft that
+        was `paid` for is not dropped because no other session drafts.
         """
         price = self.fair_price if paid else self.price
         floor = min(UNLIKELY, price / 2)
@@ -126,16 +137,18 @@ class Company:
         return (gain, length) if length or not self._probing else (0.0, 1)
 
     def passed(self, who: int, rows: int, sessions: int, prompts: int, cost: float) -> None:
-        """Session `who` tells of a pass of `sessions` with `rows` rows, beside `prompts` more of
-        prompts; all tell, and it counts once. Prompts' rows cost less, so such passes say nothing.
+        """Record a pass of `sessions` sessions with `rows` rows, reported by session `who`.
+
+        Every session of a pass reports it; it counts once. `prompts` rows more belonged to
+        prompts: these cost less each, so the cost of such a pass is not learned from.
         """
-        if sessions > 1 and who not in self._told and self._newest == (rows, cost):
-            self._told.add(who)
+        if sessions > 1 and who not in self._reported and self._newest == (rows, cost):
+            self._reported.add(who)
             return
-        strangers = self._decoding > len(self._told)
-        self._told, self._newest, self._decoding = {who}, (rows, cost), sessions
+        unreported = self._decoding > len(self._reported)
+        self._reported, self._newest, self._decoding = {who}, (rows, cost), sessions
         self.sessions = max(sessions, self._members)
-        self.bound = self._bound(strangers)
+        self.bound = self._bound(unreported)
         if not prompts:
             (self._mixed if sessions > 1 else self.verify).observe(rows, cost)
             if 1 < sessions == rows:
@@ -151,7 +164,7 @@ class Company:
             self.price, self._probing = NOBODY, False
 
     def brought(self, who: int, tokens: int) -> None:
-        """A pass brought session `who` so many; a new one begins as the least of all."""
+        """Record the tokens of a pass for session `who`; a new one starts at the lowest mean."""
         if self.sessions > 1:
             found = max(self._expected.pop(who, 0.0), tokens)
             known = self._paces.get(who, min(self._paces.values(), default=1.0))
@@ -159,48 +172,48 @@ class Company:
 
     @property
     def plain(self) -> float:
-        """A session's share of a pass in which nobody drafts."""
-        return self._nobody / self.sessions
+        """A session's share of the cost of a pass without drafts."""
+        return self._undrafted / self.sessions
 
     @property
-    def _nobody(self) -> float:
-        """A pass in which nobody drafts; at the least that it may be, since few were measured."""
+    def _undrafted(self) -> float:
+        """Cost of a pass without drafts: its lower bound, since few were measured."""
         n = self.sessions
         return self._plain.least(n) if n < len(self._plain) else self._at(self._plain, n)
 
     @property
     def fair_price(self) -> float:
-        """The price of a row, or what it would be if all drafted one."""
+        """The price of a row, or what it would be if each session drafted one."""
         return self.speed * self.row if self.price == NOBODY else self.price
 
     @property
     def row(self) -> float:
-        """Cost of a draft's row."""
+        """Cost of a drafted row."""
         if self.price < NOBODY:
             return self.price / self.speed
         n = self.sessions
-        return max(self._at(self._mixed, 2 * n) - self._nobody, 0.0) / n
+        return max(self._at(self._mixed, 2 * n) - self._undrafted, 0.0) / n
 
     def pay(self, cost: float) -> bool:
-        """True if a session may draft for `cost` to see whether that pays."""
+        """Take `cost` from the savings for a probe; False where they do not reach."""
         if self._saved_to_draft < cost:
             return False
         self._saved_to_draft -= cost
         return True
 
     def owe(self, cost: float) -> None:
-        """Record that paid drafts cost more."""
+        """Take `cost`, by which a probe was dearer than thought, from the savings."""
         self._saved_to_draft -= cost
 
-    def _bound(self, strangers: bool) -> float:
-        """The bound of the next pass; one who never tells of passes is taken to decode plainly."""
+    def _bound(self, unreported: bool) -> float:
+        """`bound` of the next pass; a session that reports no passes counts as decoding plainly."""
         if self.sessions == 1:
             return inf
-        least = 1.0 if strangers else min(self._paces.values(), default=1.0)
+        least = 1.0 if unreported else min(self._paces.values(), default=1.0)
         return FAIR * max(least, 1.0)
 
     def _plan(self) -> None:
-        """Set the price for the next pass; now and then, have one look at what is not chosen."""
+        """Set the price for the next pass."""
         self._weight += 1.0
         self.price, self.speed = self._best()
         if self.price < NOBODY and not self._open:
@@ -210,24 +223,24 @@ class Company:
         self._offered = [[FADE * value for value in values] for values in self._offered]
 
     def _best(self) -> tuple[float, float]:
-        """The price that gives the greatest speed, and that."""
+        """The price with the highest speed, and that speed."""
         count = tokens = float(self.sessions)
         share = 1.0 / self._weight
-        best = plain = tokens / self._nobody
+        best = plain = tokens / self._undrafted
         price = NOBODY
         for step in reversed(range(STEPS)):
             if not self._offered[0][step]:
                 continue
             count += share * self._offered[0][step]
             tokens += share * self._offered[1][step]
-            speed = tokens / max(self._at(self._mixed, ceil(count)), self._nobody)
+            speed = tokens / max(self._at(self._mixed, ceil(count)), self._undrafted)
             if speed > max(best, (1.0 + MARGIN) * plain):
                 best, price = speed, max(step / STEPS, LEAST)
         return price, best
 
     def _may_probe(self, prompts: bool) -> bool:
-        """True if all run one row at least in the next pass, since enough was saved for it; at
-        first it is done anyway, until a pass of so many rows was measured."""
+        """True if each session verifies at least one row of the next pass, as a probe: enough was
+        saved for it, or too few such passes were measured so far."""
         first = self._probes < ENOUGH and not prompts
         price = self._rarity * self.row * self.sessions
         if not first:
@@ -240,7 +253,7 @@ class Company:
 
     @staticmethod
     def _at(curve: Curve, count: int) -> float:
-        """Cost of `count`; beyond what was measured, by the mean row."""
+        """Cost of `count`; beyond the curve by the mean cost of a row."""
         most = len(curve) - 1
         if count <= most:
             return curve[count]

@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 
+from outrider.costs.batch_model import Costs
+from outrider.costs.curve import MeasuredCurve
 from outrider.draft.base import Drafter
 from outrider.draft.block.block_drafter import BlockModel
 from outrider.draft.block.block_trunk import BlockContext
 from outrider.draft.heads.one_token import Head
 from outrider.draft.token_choice import GreedyChooser
-from outrider.engine.company import Costs
 from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
 from outrider.records import Commit, Context, Window
@@ -27,6 +28,8 @@ ROUNDS = 5
 """Passes of each width at most, interleaved, so that a slow moment hits all widths."""
 
 Clock = Callable[[], float]
+"""Seconds that only grow; `time.perf_counter` or a scripted one."""
+GREEDY = SamplingParams(temperature=0.0, seed=0)
 Pass = Callable[[int], object]
 """Runs a number of rows, or as many as the context holds where that is fewer."""
 
@@ -56,7 +59,7 @@ def measure_costs(
     drafter, it is one pass over features and one over a block.
     """
     share = seconds if draft is None else seconds / 2
-    verify = per_rows(passes(target), _widths(rows or drafts + 1), share, clock)
+    verify = per_rows(passes(target), widths_to(rows or drafts + 1), share, clock)
     paid: Sequence[float] = ()
     if isinstance(draft, BlockModel) and drafts:
         paid = _per_block(draft, drafts, share, clock)
@@ -73,8 +76,8 @@ def measure_costs(
     )
 
 
-def _widths(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
+def widths_to(most: int) -> list[int]:
+    """The rows of the passes that are timed: 1, 2, 4, ... and `most`."""
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
@@ -122,7 +125,7 @@ def _least(run: Pass, sizes: Sequence[int], seconds: float, clock: Clock) -> lis
             times[size].append((clock() - begin) * 1e3)
     # The least, not the median: what else the machine does only ever adds, and an estimate that it
     # spoiled would keep the controller from ever drafting, and so from finding out.
-    return _filled({size: min(found) for size, found in times.items()})
+    return MeasuredCurve({size: min(found) for size, found in times.items()}).rising()
 
 
 def timed_window(start: int, rows: int, *, session: int = 0, final: bool = False) -> Window:
@@ -140,9 +143,9 @@ def timed_window(start: int, rows: int, *, session: int = 0, final: bool = False
 
 
 @contextmanager
-def windows_of(stage: Stage) -> Iterator[Pass]:
+def windows_of(stage: Stage, *, final: bool = False) -> Iterator[Pass]:
     """Passes of a stage: windows of a session of its own, each row with its token. The session
-    begins anew where its context is full."""
+    begins anew where its context is full. `final`: no row will be taken back."""
     place = 0
     stage.open(TIMED, SamplingParams(), 1)
 
@@ -153,7 +156,7 @@ def windows_of(stage: Stage) -> Iterator[Pass]:
             stage.close(TIMED)
             stage.open(TIMED, SamplingParams(), 1)
             place = 0
-        stage.submit(timed_window(place, rows, session=TIMED))
+        stage.submit(timed_window(place, rows, session=TIMED, final=final))
         stage.poll()
         place += rows
 
@@ -190,16 +193,19 @@ def drafts_of(make: Callable[[], Drafter], max_length: int) -> Iterator[Pass]:
         drafter.close()
 
 
-def passes(model: Decoder | Head | Pass, whole: Decoder | None = None) -> Pass:
-    """Passes of `model`; of a decoder whose layers are some of those of `whole`, on its state."""
+def passes(
+    model: Decoder | Head | Pass, whole: Decoder | None = None, *, head: bool = True
+) -> Pass:
+    """Passes of `model`; of a decoder whose layers are some of those of `whole`, on its state, and
+    without logits where `head` is False."""
     if not isinstance(model, Decoder | Head):
         return model
     if isinstance(model, Head):
         return partial(_run, model, model.new_state())
-    return partial(_run, model, (whole or model).new_state("log", 0))
+    return partial(_run, model, (whole or model).new_state("log", 0), head=head)
 
 
-def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:
+def _run(model: Decoder | Head, state: SequenceState, rows: int, *, head: bool = True) -> None:
     layers = model.layers if isinstance(model, Head) else model
     rows = min(rows, layers.max_length)
     if state.length + rows > layers.max_length:
@@ -210,16 +216,7 @@ def _run(model: Decoder | Head, state: SequenceState, rows: int) -> None:
         logits, _ = model.predict(model.run(features, tokens, state)[-1:])
     else:
         hidden, _ = model.run(model.embed(tokens), [Span(state, rows, revocable=False)])
+        if not head:
+            return
         logits = model.logits(hidden)
     logits.argmax(-1).tolist()  # Reading waits for an accelerator, too.
-
-
-def _filled(points: dict[int, float]) -> list[float]:
-    """Values at 1, 2, ..., linear between the points; more rows never cost less."""
-    filled: list[float] = []
-    known = sorted(points.items())
-    for (low, first), (high, last) in zip(known, [*known[1:], known[-1]], strict=True):
-        first = max([first, *filled[-1:]])
-        rise = max(last - first, 0.0) / max(high - low, 1)
-        filled += [first + rise * step for step in range(max(high - low, 1))]
-    return filled

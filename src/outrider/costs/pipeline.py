@@ -58,6 +58,53 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """Costs of a `Pipeline` beyond the passes of its stages, as far as decoding shows them."""
+
+    window_ms: float = 0.0
+    draft_ms: float = 0.0
+    crowding: float = 1.0
+    void_ms: float = 0.0
+
+
+def overhead_of(
+    stages: Sequence[Sequence[float]],
+    width: int,
+    depth: int,
+    windows: int,
+    *,
+    plain_ms: float,
+    one_ms: float,
+    full_ms: float,
+    void_ms: float,
+) -> Overhead:
+    """Solve the model for what is not in `stages`, from the time of each window that was judged.
+
+    plain_ms: a plain step. one_ms: a window of `width` right drafts, one at a time. full_ms: the
+    same with `depth` in flight. void_ms: the same where no draft is right. The last two are means
+    of `windows` windows. No link lies between the stages.
+    """
+    # plain = sum of passes of one row + window_ms.
+    window = max(plain_ms - sum(stage[0] for stage in stages), 0.0)
+    # one = sum of passes of `width` rows + window_ms + width x draft_ms.
+    alone = max(one_ms - sum(stage[width - 1] for stage in stages), 0.0)
+    draft = max(alone - window, 0.0) / width
+    # Of n windows in a row the first has none before it: n x full = one + (n - 1) x pace, and the
+    # pace is that of the slowest part, `crowding` times as long as alone.
+    pace = (full_ms * windows - one_ms) / (windows - 1)
+    slowest = max(window + draft * width, *(stage[width - 1] for stage in stages))
+    # Where nothing is right each judged window is an epoch: n x void = one + (n - 1) x epoch, with
+    # epoch = one + pace / 2 + (depth - 1) x void_ms, as in `_stale` without a round trip.
+    epoch = (void_ms * windows - one_ms) / (windows - 1)
+    return Overhead(
+        window_ms=window,
+        draft_ms=draft,
+        crowding=max(pace / slowest, 1.0),
+        void_ms=max((epoch - one_ms - pace / 2) / (depth - 1), 0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Rows of a window and windows in flight, with the tokens/s that they are expected to bring."""
 

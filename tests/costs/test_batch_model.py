@@ -3,7 +3,7 @@
 import random
 from math import inf
 
-from outrider.engine.company import FAIR, LOOK, NOBODY, Company, Costs
+from outrider.costs.batch_model import FAIR, LOOK, NOBODY, BatchCostModel, Costs
 from outrider.engine.controller import Controller
 from outrider.records import Draft
 
@@ -18,7 +18,7 @@ class Side:
         self.rates, self.cost, self.prompts = rates, cost, prompts
         verify = [cost(rows) for rows in range(1, 129)]
         costs = Costs(verify=verify, draft={"suffix": ()}, drafts=MOST)
-        self.company = Company(costs)
+        self.company = BatchCostModel(costs)
         self.sessions = [Controller(costs, company=self.company) for _ in rates]
         self.chance = random.Random(5)
         self.kept: list[list[int]] = []
@@ -77,7 +77,9 @@ def test_nobody_is_held_back_where_all_draft_well() -> None:
 SURE = [0.95] * 8
 
 
-def shared(company: Company, offers: dict[int, list[float]], passes: int, others: int = 0) -> None:
+def shared(
+    company: BatchCostModel, offers: dict[int, list[float]], passes: int, others: int = 0
+) -> None:
     """Passes in which sessions are offered the same each time, and all that is kept is right;
     `others` never tell of them."""
     for number in range(passes):
@@ -89,8 +91,8 @@ def shared(company: Company, offers: dict[int, list[float]], passes: int, others
             company.brought(who, 1 + drafts)
 
 
-def company() -> Company:
-    return Company(Costs(verify=[4.8 + 0.001 * rows for rows in range(1, 129)], draft={}))
+def company() -> BatchCostModel:
+    return BatchCostModel(Costs(verify=[4.8 + 0.001 * rows for rows in range(1, 129)], draft={}))
 
 
 def test_others_may_expect_twice_what_the_least_expects() -> None:
@@ -153,7 +155,7 @@ def test_a_new_session_begins_with_what_the_others_know() -> None:
 
 
 def test_a_pass_counts_once_however_many_tell_of_it() -> None:
-    company = Company(Costs(verify=[1.0] * 32, draft={}))
+    company = BatchCostModel(Costs(verify=[1.0] * 32, draft={}))
     for _ in range(4):
         for who in range(3):
             company.passed(who, 3, 3, 0, 5.0)
@@ -163,7 +165,7 @@ def test_a_pass_counts_once_however_many_tell_of_it() -> None:
 
 def test_passes_with_prompts_say_nothing_of_costs_but_may_draft() -> None:
     verify = [6.0 + 0.1 * rows for rows in range(32)]
-    company = Company(Costs(verify=verify, draft={}))
+    company = BatchCostModel(Costs(verify=verify, draft={}))
     for _ in range(40):
         for who in range(4):
             company.worth(who, [0.9, 0.9])
@@ -194,7 +196,7 @@ def paid(cost: float) -> int:
     """What 8 sessions asked a drafter for, whose drafts cost and are all right."""
     verify = [dear(rows) for rows in range(1, 129)]
     costs = Costs(verify=verify, draft={"draft": [cost * n for n in range(1, 5)]}, drafts=4)
-    company, asked = Company(costs), 0
+    company, asked = BatchCostModel(costs), 0
     sessions = [Controller(costs, company=company) for _ in range(8)]
     for number in range(200):
         drafts = [session.choose() for session in sessions]

@@ -14,8 +14,9 @@ from statistics import fmean, median
 
 from torch import Tensor
 
-from outrider.bench.costs import Curve, Rounds
-from outrider.bench.leg import Clock
+from outrider.costs.curve import MeasuredCurve
+from outrider.costs.prediction import Rounds
+from outrider.costs.timing import Clock
 from outrider.draft.base import Drafter
 from outrider.records import Commit, Context, Draft
 
@@ -176,7 +177,7 @@ def _agreeing(drafts: Sequence[int], text: Sequence[int]) -> int:
     return next((place for place, (draft, true) in pairs if draft != true), len(drafts))
 
 
-def draft_costs(walks: Sequence[Walk]) -> tuple[Curve, float]:
+def draft_costs(walks: Sequence[Walk]) -> tuple[MeasuredCurve, float]:
     """Cost of a proposal by the drafts that it found, and what the first of a prompt takes
     beyond that, in ms at the usual pace of the passes beside it.
 
@@ -189,7 +190,7 @@ def draft_costs(walks: Sequence[Walk]) -> tuple[Curve, float]:
             found.setdefault(drafts, []).extend(times)
     paces = [pace for one in walks for pace in one.paces]
     pace = _middle(paces) if paces else 1.0
-    usual = Curve({drafts: _middle(times) / pace for drafts, times in found.items()})
+    usual = MeasuredCurve({drafts: _middle(times) / pace for drafts, times in found.items()})
     beyond = [
         max(fmean(one.first) / pace - usual.at(one.rounds.mean_drafts), 0.0)
         for one in walks

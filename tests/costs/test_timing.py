@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from outrider.assemble.calibration import (
+from outrider.assemble.setup import make_picker
+from outrider.costs.curve import MeasuredCurve
+from outrider.costs.layers import MEASURED, measure_layers
+from outrider.costs.timing import (
     CONTEXT,
     ROUNDS,
     TIMED,
-    _filled,
-    _widths,
     drafts_of,
     measure_costs,
     passes,
+    widths_to,
     windows_of,
 )
-from outrider.assemble.planning import MEASURED, measure_layers
-from outrider.assemble.setup import make_picker
 from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
 from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.controller import Controller
@@ -48,15 +48,15 @@ class Ticks:
 
 
 def test_widths_double_up_to_the_widest():
-    assert _widths(1) == [1]
-    assert _widths(9) == [1, 2, 4, 8, 9]
-    assert _widths(16) == [1, 2, 4, 8, 16]
+    assert widths_to(1) == [1]
+    assert widths_to(9) == [1, 2, 4, 8, 9]
+    assert widths_to(16) == [1, 2, 4, 8, 16]
 
 
 def test_between_measured_widths_costs_are_linear_and_never_fall():
-    assert _filled({1: 1.0, 2: 1.5, 4: 2.5}) == [1.0, 1.5, 2.0, 2.5]
-    assert _filled({1: 1.0, 2: 0.9, 4: 3.0}) == [1.0, 1.0, 2.0, 3.0]
-    assert _filled({1: 2.0}) == [2.0]
+    assert MeasuredCurve({1: 1.0, 2: 1.5, 4: 2.5}).rising() == [1.0, 1.5, 2.0, 2.5]
+    assert MeasuredCurve({1: 1.0, 2: 0.9, 4: 3.0}).rising() == [1.0, 1.0, 2.0, 3.0]
+    assert MeasuredCurve({1: 2.0}).rising() == [2.0]
 
 
 def test_every_source_and_width_has_a_cost(decoder: Decoder):
@@ -72,7 +72,7 @@ def test_a_slow_machine_measures_each_width_once(decoder: Decoder):
     clock = Ticks(10.0)
     costs = measure_costs(decoder, None, ["suffix"], drafts=3, clock=clock)
     assert len(costs.verify) == 4
-    assert clock.looks == 2 + 2 * len(_widths(4)) < 2 * ROUNDS * len(_widths(4))
+    assert clock.looks == 2 + 2 * len(widths_to(4)) < 2 * ROUNDS * len(widths_to(4))
     assert costs.draft == {"suffix": ()}
 
 
@@ -139,6 +139,6 @@ def test_rounds_of_a_drafter_begin_anew_where_its_context_is_full(short: Decoder
 
 
 def test_a_plan_is_measured_within_the_context_too(short: Decoder):
-    times = measure_layers(short)
+    times = measure_layers(short, make_picker)
     assert len(times.bare) == len(times.head) == MEASURED[-1]
     assert all(cost > 0 for cost in times.bare)

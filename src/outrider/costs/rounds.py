@@ -17,9 +17,9 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from outrider.bench.costs import Curve
-from outrider.bench.leg import GREEDY
-from outrider.bench.replay import Passage, RunPass
+from outrider.costs.curve import MeasuredCurve
+from outrider.costs.replay import Passage, RunPass
+from outrider.costs.timing import GREEDY
 from outrider.errors import StageError
 from outrider.records import Reply, Window
 from outrider.stage.base import Stage
@@ -53,15 +53,15 @@ class Readings:
         return _mean(self.step)
 
     @property
-    def verify_curve(self) -> Curve:
+    def verify_curve(self) -> MeasuredCurve:
         """Passes in steps as they were beside them: both move with the machine's pace."""
         pairs = {n: zip(times, self.before[n], strict=True) for n, times in self.verify.items()}
         shares = {n: _mean([wide / step for wide, step in found]) for n, found in pairs.items()}
-        return Curve({rows: share * self.step_ms for rows, share in shares.items()})
+        return MeasuredCurve({rows: share * self.step_ms for rows, share in shares.items()})
 
     @property
-    def rollback_curve(self) -> Curve:
-        return Curve({kept: median(times) for kept, times in self.rollback.items()})
+    def rollback_curve(self) -> MeasuredCurve:
+        return MeasuredCurve({kept: median(times) for kept, times in self.rollback.items()})
 
 
 def _mean(times: Sequence[float]) -> float:
@@ -147,7 +147,7 @@ def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tenso
 
 @contextmanager
 def passes_beside(
-    stage: Stage, passage: Passage, taps: Sequence[int], verify: Curve, keep: int
+    stage: Stage, passage: Passage, taps: Sequence[int], verify: MeasuredCurve, keep: int
 ) -> Iterator[RunPass]:
     """Return a function that runs passes after a passage's prompt, of which each keeps up to `keep`
     rows, and sets each against its usual ms."""
@@ -185,8 +185,8 @@ class _Place:
             self._context += rows
 
     def walk(self, rows: int, keep: int = 1) -> Reply:
-        """A window of which `keep` rows stay, so one row is a plain step. Behind `SPAN` places it
-        is among the first ones again."""
+        """A window of which `keep` rows stay, so one row is a plain step. After `SPAN`
+        positions it starts again from the first ones."""
         if self._context >= self._origin + SPAN:
             self.close()
             self._open(self._context - SPAN)

@@ -1,0 +1,1 @@
+"""Costs of passes, drafts and rounds: measured, as curves, and predicted from."""
