@@ -4,7 +4,6 @@ What a file asks for and this engine does not do is refused by key: a model that
 logit scale runs wrongly in silence.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from outrider.formats.gguf_file import GgufFile
 from outrider.models.config import ModelConfig
+from outrider.models.families.family import families, family_of_gguf
 from outrider.models.hf_config import parse_config
 
 MOST_POSITIONS = 1 << 22
@@ -40,14 +40,15 @@ NEUTRAL: dict[str, float] = {
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """Translate a file's metadata; CheckpointError names the key that does not fit."""
     architecture = file.text("general.architecture")
-    if architecture not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+    if (family := family_of_gguf(architecture)) is None or family.gguf is None:
+        known = ", ".join(sorted(one.gguf.name for one in families().values() if one.gguf))
         raise file.fault(
             f"general.architecture {architecture!r} is not supported; supported are {known}."
         )
     _refuse(file, architecture)
-    config = parse_config(FAMILIES[architecture](file, architecture), origin=str(file.path))
-    return _as_stored(file, config)
+    words = dense_words(file, architecture) | {"model_type": family.model_type}
+    words = family.gguf.words(file, words) if family.gguf.words else words
+    return _as_stored(file, parse_config(words, origin=str(file.path)))
 
 
 def _refuse(file: GgufFile, architecture: str) -> None:
@@ -134,43 +135,6 @@ YARN = {
     "original_max_position_embeddings": "original_context_length",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
-}
-
-
-def _llama(file: GgufFile, architecture: str) -> dict[str, Any]:
-    words = dense_words(file, architecture)
-    if words["rope_parameters"]["partial_rotary_factor"] != 1:
-        raise file.fault(
-            "llama.rope.dimension_count rotates a part of each head, which is not "
-            "supported for this architecture."
-        )
-    return words | {"mlp_bias": "blk.0.ffn_gate.bias" in file.tensors}
-
-
-def _qwen35(file: GgufFile, architecture: str) -> dict[str, Any]:
-    prefix = f"{architecture}.ssm"
-    heads, inner = file.number(f"{prefix}.time_step_rank"), file.number(f"{prefix}.inner_size")
-    if not heads or inner % heads:
-        raise file.fault(
-            f"{prefix}.inner_size {inner} is no multiple of {prefix}.time_step_rank {heads}."
-        )
-    return dense_words(file, architecture) | {
-        "model_type": "qwen3_5_text",
-        "full_attention_interval": file.number(f"{architecture}.full_attention_interval", 4),
-        "linear_num_key_heads": file.number(f"{prefix}.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_key_head_dim": file.number(f"{prefix}.state_size"),
-        "linear_value_head_dim": inner // heads,
-        "linear_conv_kernel_dim": file.number(f"{prefix}.conv_kernel"),
-        "mtp_num_hidden_layers": file.number(f"{architecture}.nextn_predict_layers", 0),
-    }
-
-
-FAMILIES: dict[str, Callable[[GgufFile, str], dict[str, Any]]] = {
-    "llama": _llama,
-    "qwen2": dense_words,
-    "qwen3": dense_words,
-    "qwen35": _qwen35,
 }
 
 

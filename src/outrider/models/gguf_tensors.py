@@ -1,12 +1,9 @@
 """A GGUF file's tensors under the names, and in the layouts, of a Hugging Face checkpoint.
 
-llama.cpp's converter interleaves the halves of rotary heads (llama), adds one to zero-centred
-norms, and reorders value heads for its broadcasting (qwen35); all of that is undone here.
+llama.cpp's converter changes some of them; a family says how that is undone.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,10 +11,9 @@ from torch import Tensor
 from outrider.errors import CheckpointError
 from outrider.formats.gguf_file import GgufFile
 from outrider.formats.tensors import TensorSource
-from outrider.models.config import AttentionConfig, DeltaConfig, ModelConfig
+from outrider.models.config import ModelConfig
+from outrider.models.families.family import Restore, families
 from outrider.models.gguf_config import ROPE_DIVISORS
-
-Restore = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +27,6 @@ class Stored:
 TOP = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
-}
-LAYER = {
-    "input_layernorm": "attn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-ATTENTION = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-}
-DELTA = {
-    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
-    "linear_attn.in_proj_z.weight": "attn_gate.weight",
-    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
-    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
-    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.dt_bias": "ssm_dt.bias",
-    "linear_attn.norm.weight": "ssm_norm.weight",
-    "linear_attn.out_proj.weight": "ssm_out.weight",
 }
 
 
@@ -130,78 +101,18 @@ def _other(name: str, config: ModelConfig) -> str:
 
 def _layout(file: GgufFile, config: ModelConfig) -> dict[str, Stored]:
     """Every tensor that a config of this kind may have."""
-    prefix = config.tensor_prefix
+    prefix, gguf = config.tensor_prefix, families()[config.architecture].gguf
+    assert gguf is not None
     layout = {f"{prefix}{name}": Stored(stored, _same) for name, stored in TOP.items()}
     layout["lm_head.weight"] = Stored("output.weight", _same)
-    restores = _restores(file, config)
+    restores = gguf.restores(config)
     for layer in range(config.num_layers):
-        for name, stored in _layer(config).items():
+        for name, stored in gguf.tensors.items():
             layout[f"{prefix}layers.{layer}.{name}"] = Stored(
                 f"blk.{layer}.{stored}", restores.get(name, _same)
             )
     return layout
 
 
-def _layer(config: ModelConfig) -> dict[str, str]:
-    norm = "post_attention_norm" if config.delta else "ffn_norm"
-    pairs = {**LAYER, "post_attention_layernorm": norm, **ATTENTION}
-    names = {
-        f"{name}.{kind}": f"{stored}.{kind}"
-        for name, stored in pairs.items()
-        for kind in ("weight", "bias")
-    }
-    return names | DELTA if config.delta else names
-
-
 def _same(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _restores(file: GgufFile, config: ModelConfig) -> Mapping[str, Restore]:
-    if config.delta:
-        return _delta_restores(config.delta)
-    if config.architecture == "llama":
-        return _rotary_restores(config.attention)
-    return {}
-
-
-def _rotary_restores(config: AttentionConfig) -> dict[str, Restore]:
-    """llama.cpp rotates neighbours, Hugging Face halves: rows of each head are interleaved."""
-    heads = {"q": config.heads, "k": config.kv_heads}
-    return {
-        f"self_attn.{name}_proj.{kind}": partial(_halves, heads=count)
-        for name, count in heads.items()
-        for kind in ("weight", "bias")
-    }
-
-
-def _halves(rows: Tensor, heads: int) -> Tensor:
-    return torch.unflatten(rows, 0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def _delta_restores(config: DeltaConfig) -> dict[str, Restore]:
-    wide = partial(_grouped, config=config, width=config.value_width)
-    single = partial(_grouped, config=config, width=1)
-    keys = 2 * config.key_heads * config.key_width
-
-    def values_only(rows: Tensor) -> Tensor:
-        return torch.cat([rows[:keys], wide(rows[keys:])])
-
-    restores: dict[str, Restore] = {
-        "in_proj_qkv.weight": values_only,
-        "in_proj_z.weight": wide,
-        "in_proj_b.weight": single,
-        "in_proj_a.weight": single,
-        "conv1d.weight": lambda rows: values_only(rows).unsqueeze(1),
-        "A_log": lambda rates: single(rates).neg().log(),
-        "dt_bias": single,
-        "out_proj.weight": lambda matrix: wide(matrix.t()).t().contiguous(),
-    }
-    return {f"linear_attn.{name}": restore for name, restore in restores.items()}
-
-
-def _grouped(rows: Tensor, config: DeltaConfig, width: int) -> Tensor:
-    """Value heads from the order (value of key, key) to (key, value of key)."""
-    per_key = config.value_heads // config.key_heads
-    tiled = torch.unflatten(rows, 0, (per_key, config.key_heads, width))
-    return tiled.transpose(0, 1).flatten(0, 2)

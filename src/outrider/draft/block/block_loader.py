@@ -48,8 +48,9 @@ from outrider.kernels.operations import Kernels
 from outrider.kernels.rotary import paired
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
+from outrider.models.families.family import LAYER_TENSORS
 from outrider.models.gguf_config import dense_words
-from outrider.models.gguf_tensors import ATTENTION, LAYER, GgufTensors, Stored
+from outrider.models.gguf_tensors import GgufTensors, Stored
 from outrider.models.load import build_layer
 from outrider.models.model_file import is_gguf
 from outrider.models.rope import rope_tables
@@ -79,8 +80,7 @@ NAMES = {
     "dspark.log_snr_fc2": "log_snr_embed.fc2",
 }
 """Tensors outside layers: names in GGUF files, and those in folders."""
-LAYER_NAMES = {stored: name for name, stored in {**LAYER, **ATTENTION}.items()}
-LAYER_NAMES["ffn_norm"] = "post_attention_layernorm"
+LAYER_NAMES = {stored: name for name, stored in LAYER_TENSORS.items()}
 OWN_KEYS = ("block_size", "sample_from_anchor", "markov_rank", "min_log_snr", "max_log_snr")
 
 

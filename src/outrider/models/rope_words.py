@@ -5,7 +5,7 @@ from typing import Any
 
 from outrider.errors import CheckpointError
 from outrider.models.config import RopeConfig
-from outrider.models.hf_defaults import real
+from outrider.models.hf_config import real
 
 Json = Mapping[str, Any]
 
