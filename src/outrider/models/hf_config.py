@@ -1,7 +1,7 @@
 """The only reader of a Hugging Face config.json: its words, their defaults, and refusals.
 
-A key that is missing means what it means in transformers 5.24. Shapes have defaults there too, those
-of some real model; here they must be stated.
+A key that is missing means what it means in transformers 5.24. Shapes have defaults there too,
+those of some real model; here they must be stated.
 """
 
 import math
@@ -45,7 +45,7 @@ def parse_config(raw: Json, *, origin: str = "config.json") -> ModelConfig:
     """Translate a parsed config.json."""
     _refuse(raw, origin)
     kind = raw.get("model_type")
-    if (family := families().get(kind)) is None:
+    if (family := families().get(str(kind))) is None:
         known = ", ".join(sorted(families()))
         raise CheckpointError(
             f"{origin}: model_type {kind!r} is not supported; supported are {known}."
@@ -94,8 +94,8 @@ def _check(key: str, value: object, default: object, family: Family) -> None:
     if value is None:
         if key not in family.nullable:
             raise CheckpointError(
-                f"{key} is null, which means nothing for model_type {family.model_type!r}: state its value, or "
-                f"leave the key out for {default!r}."
+                f"{key} is null, which means nothing for model_type {family.model_type!r}: state "
+                f"its value, or leave the key out for {default!r}."
             )
     elif key in family.counts:
         _check_number(key, value)

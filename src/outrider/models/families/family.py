@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from outrider.formats.gguf_file import GgufFile
@@ -82,9 +83,8 @@ class Family:
 def families() -> Mapping[str, Family]:
     """All architectures by `model_type`: the `FAMILIES` of each file of this folder."""
     package = import_module(__package__ or "")
-    modules = [
-        import_module(f"{__package__}.{name.name}") for name in iter_modules(package.__path__)
-    ]
+    names = [f"{__package__}.{found.name}" for found in iter_modules(package.__path__)]
+    modules = [import_module(name) for name in names]
     found = [family for module in modules for family in getattr(module, "FAMILIES", ())]
     return {family.model_type: family for family in found}
 
@@ -96,7 +96,7 @@ def family_of_gguf(name: str) -> Family | None:
 
 def halves(rows: Tensor, heads: int) -> Tensor:
     """Rows of rotary heads from neighbours, as llama.cpp rotates them, to halves."""
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return torch.unflatten(rows, 0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def rotary_restores(config: ModelConfig) -> dict[str, Restore]:

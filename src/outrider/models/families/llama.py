@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023, arXiv 2302.13971), and what shares its layers (SmolLM2, Granite 3)."""
+"""Llama (Touvron et al. 2023, arXiv 2302.13971), and what shares its layers, such as SmolLM2."""
 
 from typing import Any
 

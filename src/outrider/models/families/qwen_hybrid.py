@@ -172,7 +172,7 @@ def _restores(config: ModelConfig) -> Mapping[str, Restore]:
 def _grouped(rows: Tensor, config: DeltaConfig, width: int) -> Tensor:
     """Value heads from the order (value of key, key) to (key, value of key)."""
     per_key = config.value_heads // config.key_heads
-    tiled = rows.unflatten(0, (per_key, config.key_heads, width))
+    tiled = torch.unflatten(rows, 0, (per_key, config.key_heads, width))
     return tiled.transpose(0, 1).flatten(0, 2)
 
 
