@@ -4,9 +4,9 @@ from contextlib import closing
 
 import pytest
 
-from outrider.assemble import calibration
 from outrider.assemble.engine import Engine
 from outrider.config.settings import SpeculativeConfig, TargetConfig
+from outrider.costs import timing
 
 DRAFTERS = {
     "suffix": ("suffix", None),
@@ -48,6 +48,6 @@ def test_every_drafter_starts_within_the_context(
     plain: dict[int, list[tuple[int, ...]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calibration, "ROUNDS", 1)
+    monkeypatch.setattr(timing, "ROUNDS", 1)
     method, model = DRAFTERS[drafter]
     assert outputs(length, SpeculativeConfig(method=method, draft_model=model)) == plain[length]

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from outrider import ConfigError, Engine, SpeculativeConfig, StateConfig, TargetConfig, demo
-from outrider.assemble import budget, calibration
+from outrider.assemble import budget
 from outrider.assemble import gguf_target as llamacpp
 from outrider.assemble.memory_check import Allocated
 from outrider.cli.main import main
 from outrider.config.settings import RunConfig
+from outrider.costs import timing
 from outrider.costs.batch_model import Costs
 from recipes import gguf
 
@@ -101,7 +102,7 @@ def test_the_controller_has_costs_of_both_models(files, prompts, plain, monkeypa
     measured: list[Costs] = []
 
     def measure(*parts: object, **settings: object) -> Costs:
-        measured.append(calibration.measure_costs(*parts, **settings))  # type: ignore[arg-type]
+        measured.append(timing.measure_costs(*parts, **settings))  # type: ignore[arg-type]
         return measured[-1]
 
     monkeypatch.setattr(budget, "measure_costs", measure)
