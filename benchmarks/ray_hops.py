@@ -22,8 +22,8 @@ import ray
 import torch
 
 from outrider.records import Window
+from outrider.stage.base import Frame
 from outrider.stage.channel import Inbox, Outbox
-from outrider.stage.frame import Frame
 from outrider.stage.link import LOCAL
 from outrider.stage.peer import listen
 
@@ -98,7 +98,7 @@ def wire_hops(rows: torch.Tensor, calls: int) -> dict[str, float]:
     """The same rows as a frame to a process and back."""
     tokens = tuple(range(len(rows)))
     window = Window(session=0, id=0, epoch=0, start=0, floor=0, tokens=tokens, wanted=len(rows))
-    frame = Frame(window=window, hidden=rows)
+    frame = Frame.of(window, hidden=rows)
     with listen("127.0.0.1") as there, listen("127.0.0.1") as back:
         places = there.getsockname(), back.getsockname()
         process = get_context("spawn").Process(target=echo, args=places, daemon=True)

@@ -29,7 +29,6 @@ from typing import Any
 
 from outrider.assemble.engine import Engine
 from outrider.assemble.planning import measure_overhead
-from outrider.assemble.setup import make_picker
 from outrider.assemble.target import load_target
 from outrider.config.settings import (
     LinkConfig,
@@ -42,8 +41,8 @@ from outrider.config.settings import (
 from outrider.costs.known_text import KnownTextDrafter
 from outrider.costs.layers import measure_layers
 from outrider.costs.pipeline import Pipeline, law, plain, speed
-from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import WindowLimits
+from outrider.engine.draft_budget import FixedBudget
+from outrider.engine.facade import WindowLimits
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters, conditional_acceptance
 
@@ -166,7 +165,7 @@ def layer_times(options: argparse.Namespace) -> Cell:
     """What the plan knows of the target and of stages on this machine."""
     run = config(options, 0.0)
     target = load_target(run.target)
-    times = measure_layers(target.decoder, make_picker)
+    times = measure_layers(target.decoder)
     beside = measure_overhead(run, target, times)
     sizes = [len(part) for part in split(range(len(times.kinds)), options.stages)]
     return {

@@ -9,8 +9,8 @@ from outrider.config.settings import StateConfig as StateConfig
 from outrider.config.settings import TargetConfig as TargetConfig
 from outrider.config.settings import VerifyWindowConfig as VerifyWindowConfig
 from outrider.draft.base import Drafter as Drafter
-from outrider.engine.engine import Generation as Generation
-from outrider.engine.engine import GenerationResult as GenerationResult
+from outrider.engine.facade import Generation as Generation
+from outrider.engine.facade import GenerationResult as GenerationResult
 from outrider.engine.session import Piece as Piece
 from outrider.errors import CheckpointError as CheckpointError
 from outrider.errors import ConfigError as ConfigError

@@ -59,6 +59,11 @@ class Window:
         return self.start + len(self.tokens)
 
     @property
+    def drafts(self) -> tuple[int, ...]:
+        """The drafts among its tokens, where it is no prompt."""
+        return self.tokens[1:] if self.opens_epoch else self.tokens
+
+    @property
     def is_prompt(self) -> bool:
         """True if its rows are final, and more than the one of a plain step."""
         return len(self.tokens) > 1 and self.floor >= self.end
@@ -71,6 +76,14 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerOutput:
+    """The target's token after each wanted row, and its log-probability if asked for."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

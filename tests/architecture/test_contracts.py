@@ -15,7 +15,7 @@ PLANTED = [
     ("models/planted.py", "def f():\n    import outrider.engine", "Layers"),
     ("kernels/planted.py", "import outrider.models", "Layers"),
     ("engine/planted.py", "import outrider.config", "Layers"),
-    ("draft/planted.py", "import outrider.verify", "Layers"),
+    ("draft/planted.py", "import outrider.verify", "Drafters do not verify"),
     ("utils.py", "", "Layers"),
     (
         "records.py",

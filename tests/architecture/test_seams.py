@@ -21,7 +21,7 @@ SEAMS = {
     "prometheus_client": ("server/metrics.py",),
     "pydantic": ("server/bodies.py", "server/openapi.py", "server/problems.py"),
     "pydantic_core": ("server/bodies.py",),
-    "ray": ("stage/cluster.py",),
+    "ray": ("stage/ray_actors.py",),
     "rich": ("cli/",),
     "safetensors": ("formats/safetensors_folder.py",),
     "starlette": ("server/",),

@@ -13,11 +13,10 @@ from outrider.assemble.planning import (
     plan,
     try_stages,
 )
-from outrider.assemble.setup import make_picker
 from outrider.config.settings import LinkConfig, RunConfig, StagesConfig, TargetConfig
 from outrider.costs.layers import MEASURED, LayerTimes, measure_layers
 from outrider.costs.pipeline import Overhead, Pipeline, speed
-from outrider.engine import session
+from outrider.engine import loop, session
 from outrider.errors import ConfigError
 from outrider.records import Reply
 from tests.exactness.targets import engine
@@ -94,7 +93,7 @@ def test_a_context_too_short_to_measure_in_is_refused():
 
 
 def test_layers_are_measured_by_kind(tmp_path: Path):
-    times = measure_layers(make_decoder("qwen3_5", tmp_path), make_picker)
+    times = measure_layers(make_decoder("qwen3_5", tmp_path))
     assert set(times.layer) == {"delta", "attention"}
     assert len(times.kinds) == 4
     for curve in (*times.layer.values(), times.bare, times.head, times.wire):
@@ -109,7 +108,7 @@ class Crowded:
     draft, 15 ms between windows, and 2 ms that each void one costs the first behind it, beside half
     of such a pass."""
 
-    vocab_size, max_length, exact, replied, num_sessions = 50, 1000, True, False, 0
+    vocab_size, max_length, exact, num_sessions = 50, 1000, True, 0
 
     def __init__(self):
         self.now = self.last = 0.0
@@ -137,7 +136,10 @@ class Crowded:
         self.epoch = window.epoch
         self.queue.append((window, self.last))
 
-    def poll(self):
+    def run_ready(self):
+        return False
+
+    def run_batch(self):
         window, due = self.queue.popleft()
         if window.epoch <= self.void_epoch:
             return [Reply(session=window.session, id=window.id, skipped=True)]
@@ -152,7 +154,8 @@ class Crowded:
 def test_stages_that_share_a_machine_are_tried_together(monkeypatch):
     stage = Crowded()
     clock = SimpleNamespace(perf_counter=lambda: stage.now / 1e3)
-    monkeypatch.setattr(session, "time", clock)
+    for module in (loop, session):
+        monkeypatch.setattr(module, "time", clock)
     beside = try_stages(engine(stage, None), [[10.0] * 8, [10.0] * 8])
     assert stage.closed
     assert beside.window_ms == pytest.approx(6.0)

@@ -8,5 +8,6 @@ from tests.bench.world import World, module_clock
 @pytest.fixture
 def world(monkeypatch) -> World:
     world = World()
-    monkeypatch.setattr("outrider.engine.session.time", module_clock(world))
+    for module in ("loop", "session"):
+        monkeypatch.setattr(f"outrider.engine.{module}.time", module_clock(world))
     return world

@@ -40,7 +40,8 @@ class ScriptedPeer:
 def measured(**settings):
     with pytest.MonkeyPatch.context() as patch:
         world = World()
-        patch.setattr("outrider.engine.session.time", module_clock(world))
+        for module in ("loop", "session"):
+            patch.setattr(f"outrider.engine.{module}.time", module_clock(world))
         engine = make_engine(ScriptedStage(world), lambda: ScriptedDrafter(world, wrong=2))
         peers = [ScriptedPeer("steady", 30.0), ScriptedPeer("stateless")]
         sizes = {"prompts": 3, "tokens": 31, "repeats": 2, "calibration_repeats": 2} | settings

@@ -10,9 +10,9 @@ from outrider.bench.leg import Refusal
 from outrider.bench.peers import PeerTarget, make
 from outrider.bench.run import Settings, measure
 from outrider.bench.workload import Prompt, Workload
-from outrider.engine.engine import Engine
+from outrider.engine.facade import EngineFacade
 from outrider.stage.local import LocalStage
-from outrider.verify.tail import Tail
+from outrider.verify.sampler import Sampler
 from tests.bench.world import Letters, ScriptedDrafter, World, make_engine
 from tests.helpers.checkpoints import save_model
 from tests.helpers.runs import make_decoder, random_tokens
@@ -31,8 +31,8 @@ def decoder(folder):
     return make_decoder("qwen3_5", folder)
 
 
-def engine_on(decoder, policy, capacity, drafter) -> Engine:
-    stage = LocalStage(decoder, policy, capacity, lambda params, n: Tail(params, prompt_len=n))
+def engine_on(decoder, policy, capacity, drafter) -> EngineFacade:
+    stage = LocalStage(decoder, policy, capacity, lambda params, n: Sampler(params, prompt_len=n))
     return make_engine(stage, drafter)
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from outrider.bench.rounds import Tools
 from outrider.bench.workload import Prompt, Workload
 from outrider.draft.base import Drafter
-from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import Engine, Speculation, WindowLimits
+from outrider.engine.draft_budget import FixedBudget
+from outrider.engine.facade import EngineFacade, Speculation, WindowLimits
 from outrider.records import Draft, Needs, Reply
 
 VOCAB = 50
@@ -71,7 +71,7 @@ class World:
 class ScriptedStage:
     """A target that always says `text`; `fault(rows, place)` may spoil a token."""
 
-    vocab_size, max_length, exact, replied = VOCAB, 4096, True, False
+    vocab_size, max_length, exact = VOCAB, 4096, True
 
     def __init__(self, world: World, fault: Callable[[int, int], int] | None = None) -> None:
         self.world, self.fault = world, fault or (lambda rows, place: 0)
@@ -102,7 +102,10 @@ class ScriptedStage:
     def shutdown(self):
         pass
 
-    def poll(self):
+    def run_ready(self):
+        return False
+
+    def run_batch(self):
         replies = [self._answer(window) for window in self.queue]
         self.queue.clear()
         return replies
@@ -158,6 +161,8 @@ class ScriptedDrafter(Drafter):
 class Letters:
     """A tokenizer of numbers written as text."""
 
+    spelling = None
+
     end_tokens: frozenset[int] = frozenset()
 
     def encode(self, text, *, add_special=True, most=None):
@@ -167,9 +172,9 @@ class Letters:
         return "".join(f"{token} " for token in ids)
 
 
-def make_engine(stage, drafter, *, tokens=4, width=None, depth=1, method="suffix") -> Engine:
+def make_engine(stage, drafter, *, tokens=4, width=None, depth=1, method="suffix") -> EngineFacade:
     """The real engine over scripted parts."""
-    return Engine(
+    return EngineFacade(
         stage,
         Letters(),
         Speculation(

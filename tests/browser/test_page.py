@@ -108,8 +108,10 @@ def test_a_chat_on_a_phone_in_the_dark(browser, target, faults):
 def test_markup_stays_text_stopping_works_and_errors_are_told(browser, target, faults):
     config = {"api_key": "secret"}
     with running(target.stage("log", 8), config=config) as world, listening(world) as address:
-        poll = world.stage.poll
-        world.stage.poll = lambda: (time.sleep(0.05), poll())[1]  # so that there is time to stop
+        poll = world.stage.run_batch
+        world.stage.run_batch = lambda: (time.sleep(0.05), poll())[
+            1
+        ]  # so that there is time to stop
         page = browser.new_page()
         page.goto(address)
         expect(page.locator("#state")).to_contain_text("no valid API key")

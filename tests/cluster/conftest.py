@@ -17,8 +17,8 @@ from outrider.assemble.actor import StageActor
 from outrider.assemble.setup import make_setups
 from outrider.config.settings import TargetConfig
 from outrider.formats.fingerprint import fingerprint
-from outrider.stage.cluster import ClusterWorkers, Place
 from outrider.stage.peer import Hello
+from outrider.stage.ray_actors import ClusterWorkers, Place
 from outrider.stage.wired import Patience, WiredStage
 from tests.exactness.targets import Target, make_target
 

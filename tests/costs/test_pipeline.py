@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.costs.pipeline import Pipeline, best, law, plain, speed, steps
-from outrider.engine.link_budget import LinkBudget
+from outrider.engine.draft_budget import LinkBudget
 
 
 def passes(fixed: float, row: float, widest: int = 16) -> list[float]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.assemble.setup import make_picker
 from outrider.costs.curve import MeasuredCurve
 from outrider.costs.layers import MEASURED, measure_layers
 from outrider.costs.timing import (
@@ -104,7 +103,7 @@ def test_passes_stay_within_the_context_that_there_is(short: Decoder):
 
 
 def test_windows_begin_anew_where_the_context_is_full(short: Decoder):
-    stage, seen = LocalStage(short, "log", CONTEXT, make_picker), []
+    stage, seen = LocalStage(short, "log", CONTEXT), []
     submit = stage.submit
     stage.submit = lambda window: (seen.append(window), submit(window))  # type: ignore[method-assign, assignment]
     with windows_of(stage) as run:
@@ -139,6 +138,6 @@ def test_rounds_of_a_drafter_begin_anew_where_its_context_is_full(short: Decoder
 
 
 def test_a_plan_is_measured_within_the_context_too(short: Decoder):
-    times = measure_layers(short, make_picker)
+    times = measure_layers(short)
     assert len(times.bare) == len(times.head) == MEASURED[-1]
     assert all(cost > 0 for cost in times.bare)

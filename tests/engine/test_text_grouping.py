@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from outrider.engine.text import Detokenizer, TextStream
+from outrider.engine.detokenizer import Detokenizer, TextStream
 from outrider.formats.tokenizer import Tokenizer
 from outrider.models.model_file import load_tokenizer
 from tests.helpers.gguf_files import Content, write

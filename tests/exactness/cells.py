@@ -10,11 +10,11 @@ from outrider.draft.base import Drafter
 from outrider.draft.block.block_drafter import BlockDrafter
 from outrider.draft.heads.one_token import HeadDrafter
 from outrider.draft.token_choice import GreedyChooser
-from outrider.engine.engine import Generation
+from outrider.engine.facade import Generation
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
-from outrider.stage.chain import ChainStage
 from outrider.stage.link import LinkSettings
+from outrider.stage.local import ChainStage
 from outrider.state.spec import Policy
 from outrider.telemetry.counters import Counters, merge
 from tests.exactness.targets import SAMPLINGS, Target, engine, finished, prompts

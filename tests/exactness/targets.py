@@ -16,17 +16,16 @@ from outrider.draft.block.block_loader import load_block
 from outrider.draft.heads.eagle3 import load_eagle3
 from outrider.draft.heads.mtp import load_mtp
 from outrider.draft.heads.one_token import Head
-from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import Engine, Generation, Speculation, WindowLimits
+from outrider.engine.draft_budget import FixedBudget
+from outrider.engine.facade import EngineFacade, Generation, Speculation, WindowLimits
 from outrider.engine.scheduler import Admission
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage
+from outrider.stage.layer_range import LayerRange
 from outrider.stage.local import LocalStage
-from outrider.stage.part import Part
 from outrider.state.spec import Policy
-from outrider.verify.tail import Tail
 from tests.helpers.blocks import LIKELY_BLOCKS, write
 from tests.helpers.checkpoints import VOCAB, build_model
 from tests.helpers.heads import add_mtp, likely_eagle3, mtp_tensors
@@ -54,6 +53,8 @@ LENGTHS = (1, 20, 31, 64, 65, 90)
 
 class Letters:
     """A tokenizer whose token n is one to three letters, so that texts cross token borders."""
+
+    spelling = None
 
     def __init__(self, end_tokens: Sequence[int] = ()) -> None:
         self.end_tokens = frozenset(end_tokens)
@@ -85,20 +86,15 @@ class Target:
         return self._known[key]
 
     def stage(self, policy: Policy, capacity: int) -> LocalStage:
-        return LocalStage(self.decoder, policy, capacity, make_picker)
+        return LocalStage(self.decoder, policy, capacity)
 
-    def parts(self, sizes: Sequence[int], policy: Policy, capacity: int) -> list[Part]:
+    def parts(self, sizes: Sequence[int], policy: Policy, capacity: int) -> list[LayerRange]:
         """Parts of `sizes` layers each, loaded one by one."""
         ends = list(itertools.accumulate(sizes))
         ranges = zip([0, *ends], ends, strict=False)
         return [
-            Part(_load(self.folder, first, last), policy, capacity, make_picker)
-            for first, last in ranges
+            LayerRange(_load(self.folder, first, last), policy, capacity) for first, last in ranges
         ]
-
-
-def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
-    return Tail(sampling, prompt_len=prompt_len, choice=sampling.choice)
 
 
 @functools.cache
@@ -179,9 +175,9 @@ def engine(
     runahead: int | None = None,
     tokenizer: Letters | None = None,
     budget: int | None = None,
-) -> Engine:
+) -> EngineFacade:
     size = width if budget is None else budget
-    return Engine(
+    return EngineFacade(
         stage,
         tokenizer or Letters(),
         Speculation(
@@ -194,7 +190,11 @@ def engine(
 
 
 def generate(
-    engine: Engine, prompt: Sequence[int], sampling: Mapping[str, Any], max_tokens: int, **more: Any
+    engine: EngineFacade,
+    prompt: Sequence[int],
+    sampling: Mapping[str, Any],
+    max_tokens: int,
+    **more: Any,
 ) -> Generation:
     """A request that has run to its end, checked for what must hold of every request."""
     generation = engine.generate(

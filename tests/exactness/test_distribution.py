@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.records import Reply
-from outrider.verify.tail import Tail
+from outrider.verify.sampler import Sampler
 from tests.exactness.targets import Letters, engine, generate
 from tests.helpers.scripted import SampledDrafter
 from tests.oracle.sampling import probabilities
@@ -20,7 +20,7 @@ PROMPT = [0]
 class TableStage:
     """A stage whose logits depend on the last token by a table [vocab, vocab]; serial."""
 
-    vocab_size, max_length, exact, replied = VOCAB, 64, True, False
+    vocab_size, max_length, exact = VOCAB, 64, True
 
     def __init__(self, table):
         self.table, self.pickers, self.queue = table, {}, []
@@ -30,7 +30,7 @@ class TableStage:
         return len(self.pickers)
 
     def open(self, session, sampling, prompt_len, taps=()):
-        self.pickers[session] = Tail(sampling, prompt_len=prompt_len)
+        self.pickers[session] = Sampler(sampling, prompt_len=prompt_len)
 
     def submit(self, window):
         self.queue.append(window)
@@ -38,7 +38,10 @@ class TableStage:
     def void(self, session, epoch):
         pass
 
-    def poll(self):
+    def run_ready(self):
+        return False
+
+    def run_batch(self):
         window = self.queue.pop(0)
         logits = self.table[list(window.tokens)][len(window.tokens) - window.wanted :]
         picked = self.pickers[window.session].pick(window, logits)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.ledger import Issued, Ledger
+from outrider.engine.ledger import Ledger
 from outrider.errors import OutriderError
-from outrider.stage.slot import Slot
+from outrider.records import Window
+from outrider.stage.layer_range import Slot
 from outrider.state.delta import DeltaState
 from outrider.state.sequence import SequenceState
-from outrider.verify.tail import Tail
+from outrider.verify.sampler import Sampler
 from tests.exactness.cells import Cell, check_cell
 
 settle = SequenceState.settle
@@ -56,20 +57,20 @@ def boundary_one_late(ledger: Ledger) -> int | None:
     return ledger._queue[-1][0] if ledger._queue else None
 
 
-def own_row(window: Issued, replied: tuple[int, ...]) -> int:
+def own_row(window: Window, replied: tuple[int, ...]) -> int:
     """A draft is compared with the reply of its own row, not of the row before it."""
     pairs = zip(window.drafts, replied[window.opens_epoch :], strict=False)
     return next((i for i, (draft, own) in enumerate(pairs) if draft != own), len(window.drafts))
 
 
-def accept_all(window: Issued, replied: tuple[int, ...]) -> int:
+def accept_all(window: Window, replied: tuple[int, ...]) -> int:
     return len(window.drafts)
 
 
-def counts_not_cut(tail: Tail, window: Any, unwanted: int) -> None:
-    if tail._counts is not None:
-        tail._counts.cut(min(len(tail._counts), window.start + 1))
-        tail._counts.extend(window.tokens[: window.start + unwanted - len(tail._counts)])
+def counts_not_cut(tail: Sampler, window: Any, unwanted: int) -> None:
+    if tail.counts is not None:
+        tail.counts.cut(min(len(tail.counts), window.start + 1))
+        tail.counts.extend(window.tokens[: window.start + unwanted - len(tail.counts)])
 
 
 IN_THE_STATE = "outrider.state.sequence.SequenceState.settle"
@@ -82,12 +83,16 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], Cell]] = {
         Cell(policy="snapshots", **PARTLY),
     ),
     "replay runs one row too many": (
-        "outrider.stage.slot.Slot._restore",
+        "outrider.stage.layer_range.StageSession._restore",
         replay_one_too_many,
         Cell(policy="checkpoint", **PARTLY),
     ),
     "recurrent layers keep a trace": (IN_THE_STATE, settle_attention_only, Cell(**PARTLY)),
-    "rollback skipped": ("outrider.stage.slot.Slot.return_to", skip_rollback, Cell(**PARTLY)),
+    "rollback skipped": (
+        "outrider.stage.layer_range.StageSession.roll_back",
+        skip_rollback,
+        Cell(**PARTLY),
+    ),
     "recurrent layers not restored": (
         "outrider.state.delta.DeltaState.restore",
         skip_restore,
@@ -105,7 +110,7 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], Cell]] = {
     ),
     "every draft accepted": ("outrider.engine.ledger._agreeing", accept_all, Cell(**PARTLY)),
     "penalties see rejected drafts": (
-        "outrider.verify.tail.Tail._enter",
+        "outrider.verify.tail.Sampler._enter",
         counts_not_cut,
         Cell(sampling="seeded", **PARTLY),
     ),

@@ -11,17 +11,15 @@ import pytest
 from outrider.draft.heads.one_token import HeadDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.draft.token_choice import GreedyChooser
-from outrider.engine.budget import FixedBudget
+from outrider.engine.draft_budget import FixedBudget
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import OutriderError, StageError
 from outrider.models.decoder import DecoderLayer
 from outrider.sampling.params import SamplingParams
-from outrider.stage.chain import ChainStage
-from outrider.stage.local import LocalStage
-from outrider.stage.part import Part
-from outrider.stage.slot import Slot
-from outrider.verify.tail import Tail
+from outrider.stage.layer_range import LayerRange, Slot
+from outrider.stage.local import ChainStage, LocalStage
+from outrider.verify.sampler import Sampler
 from tests.exactness.targets import SAMPLINGS, Letters, admission, engine, prompts
 from tests.exactness.test_scheduler import SECONDS, Caller, ask, counters
 from tests.helpers.checkpoints import VOCAB
@@ -84,8 +82,8 @@ class Plant:
 
 
 PLANTS = {
-    "sampler": Plant(Tail, "pick", errors=1),
-    "sampler, for the first token": Plant(Tail, "pick", errors=1, early=True),
+    "sampler": Plant(Sampler, "pick", errors=1),
+    "sampler, for the first token": Plant(Sampler, "pick", errors=1, early=True),
     "rollback": Plant(Slot, "return_to", errors=1),
     "preparing a window": Plant(Slot, "prepare", errors=1),
     "propose": Plant(SuffixDrafter, "propose", drafters=1),
@@ -95,16 +93,16 @@ PLANTS = {
     "closing a drafter": Plant(SuffixDrafter, "close"),
     "budget": Plant(FixedBudget, "learn", errors=1),
     "figures": Plant(FixedBudget, "explain", errors=1),
-    "open": Plant(Part, "open", errors=1, early=True),
+    "open": Plant(LayerRange, "open", errors=1, early=True),
     "submit": Plant(LocalStage, "submit", errors=1),
     "submit, of a prompt": Plant(LocalStage, "submit", errors=1, early=True),
-    "poll": Plant(LocalStage, "poll", restarts=True),
-    "poll, its answers lost": Plant(LocalStage, "poll", after=True, restarts=True),
-    "poll, of prompts": Plant(LocalStage, "poll", after=True, early=True, restarts=True),
+    "poll": Plant(LocalStage, "run_batch", restarts=True),
+    "poll, its answers lost": Plant(LocalStage, "run_batch", after=True, restarts=True),
+    "poll, of prompts": Plant(LocalStage, "run_batch", after=True, early=True, restarts=True),
     "a layer of a shared pass": Plant(DecoderLayer, "__call__", after=True, restarts=True),
     "a layer of a pass over prompts": Plant(DecoderLayer, "__call__", early=True, restarts=True),
-    "close": Plant(Part, "close"),
-    "close, after it was done": Plant(Part, "close", after=True),
+    "close": Plant(LayerRange, "close"),
+    "close, after it was done": Plant(LayerRange, "close", after=True),
     "finding a prefix": Plant(PrefixCache, "find", early=True),
     "keeping a prefix": Plant(PrefixCache, "keep", early=True),
     "copying a prefix": Plant(LocalStage, "keep", early=True),
@@ -228,14 +226,14 @@ def test_the_culprit_of_a_shared_pass_is_found(hybrid, monkeypatch):
     stage = hybrid.stage("log", 8)
     own = engine(stage, SuffixDrafter)
     scheduler = Scheduler(own, own.tokenizer, admission())
-    evil, work = outputs[3].tokens[6], Part._pass
+    evil, work = outputs[3].tokens[6], LayerRange._pass
 
     def failing(part, due):
         if any(evil in one.frame.window.tokens and one.frame.window.start > 60 for one in due):
             raise PlantedError("planted")
         return work(part, due)
 
-    monkeypatch.setattr(Part, "_pass", failing)
+    monkeypatch.setattr(LayerRange, "_pass", failing)
     made = callers(outputs)
     try:
         for output, caller in zip(outputs, made, strict=True):
@@ -271,7 +269,7 @@ def test_a_drafter_of_hidden_states_goes_on_after_a_lost_pass(hybrid, monkeypatc
 
     expected = both(make())
     fault, number = Fault(after=True), 1 if place == "prompt" else 6
-    monkeypatch.setattr(LocalStage, "poll", at_call(fault, number, LocalStage.poll))
+    monkeypatch.setattr(LocalStage, "run_batch", at_call(fault, number, LocalStage.run_batch))
     found = both(make())
     assert fault.raised == 1
     for result, truth in zip(found, expected, strict=True):
@@ -286,7 +284,7 @@ def test_windows_in_flight_over_links_come_back_after_a_lost_pass(hybrid, monkey
     stage = ChainStage(hybrid.parts((1, 3), "log", 33))
     own = engine(stage, SuffixDrafter, width=4, depth=4)
     fault = Fault(after=True)
-    monkeypatch.setattr(Part, "run", at_call(fault, 40, Part.run))
+    monkeypatch.setattr(LayerRange, "run", at_call(fault, 40, LayerRange.run))
     running = [own.generate(output.prompt, max_tokens=TOKENS) for output in outputs]
     iterators = [iter(one) for one in running]
     while any([next(iterator, None) for iterator in iterators]):
@@ -339,6 +337,6 @@ def test_scores_of_a_prompt_are_those_of_one_run_after_a_lost_pass(hybrid, monke
     expected = scores()
     assert [len(entries) for entries in expected] == [199, 209]
     fault = Fault(after=True)
-    monkeypatch.setattr(LocalStage, "poll", at_call(fault, 2, LocalStage.poll))
+    monkeypatch.setattr(LocalStage, "run_batch", at_call(fault, 2, LocalStage.run_batch))
     assert scores() == expected
     assert fault.raised == 1

@@ -14,7 +14,7 @@ from outrider.draft.token_choice import GreedyChooser
 from outrider.engine.prefix import PrefixCache
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.stage.local import LocalStage
-from tests.exactness.targets import engine, generate, make_picker, make_target
+from tests.exactness.targets import engine, generate, make_target
 from tests.helpers.blocks import Kind, write
 from tests.helpers.checkpoints import VOCAB, save_model
 from tests.helpers.heads import add_mtp, mtp_tensors
@@ -59,10 +59,10 @@ def test_output_and_drafts_equal_those_of_a_fresh_run(makers, name, monkeypatch)
     monkeypatch.setattr(DraftSync, "record_reset", lambda self: (resets.append(1), reset(self))[1])
 
     def fresh():
-        stage = LocalStage(target, "log", 8, make_picker)
+        stage = LocalStage(target, "log", 8)
         return engine(stage, drafters[name], width=8, budget=4)
 
-    stage = LocalStage(target, "log", 8, make_picker)
+    stage = LocalStage(target, "log", 8)
     reusing = engine(stage, drafters[name], width=8, budget=4)
     reusing.prefixes = PrefixCache(stage, 1 << 30)
     reused, prompt = [], FIRST
@@ -88,7 +88,7 @@ def test_output_and_drafts_equal_those_of_a_fresh_run(makers, name, monkeypatch)
 def test_a_prefix_larger_than_the_cache_leaves_the_others_there(makers, name):
     """It is not even copied."""
     target, drafters = makers
-    stage = LocalStage(target, "log", 8, make_picker)
+    stage = LocalStage(target, "log", 8)
     own = engine(stage, drafters[name], width=8, budget=4)
     own.prefixes = cache = PrefixCache(stage, 1 << 30)
     generate(own, FIRST[:100], {}, 4)
@@ -97,7 +97,7 @@ def test_a_prefix_larger_than_the_cache_leaves_the_others_there(makers, name):
     copies, keep = [], stage.keep
     stage.keep = lambda *given: (copies.append(given), keep(*given))[1]
     large = random_tokens(450, seed=9)
-    expected = generate(engine(LocalStage(target, "log", 8, make_picker), None), large, {}, 8)
+    expected = generate(engine(LocalStage(target, "log", 8), None), large, {}, 8)
     for _ in range(2):
         found = generate(own, large, {}, 8)
         assert found.result.token_ids == expected.result.token_ids
@@ -110,7 +110,7 @@ def test_a_prefix_larger_than_the_cache_leaves_the_others_there(makers, name):
 
 def test_a_drafter_too_large_for_the_cache_leaves_the_prefix_there(makers):
     target, drafters = makers
-    stage = LocalStage(target, "log", 8, make_picker)
+    stage = LocalStage(target, "log", 8)
     own = engine(stage, drafters["draft"], width=8, budget=4)
     own.prefixes = cache = PrefixCache(stage, 1 << 30)
     request = own.begin(own.prepare(FIRST, max_tokens=8))

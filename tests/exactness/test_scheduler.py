@@ -13,8 +13,8 @@ from outrider.assemble.memory_check import held_bytes
 from outrider.costs.batch_model import BatchCostModel, Costs
 from outrider.draft.base import ChainDrafter
 from outrider.draft.lookup.suffix import SuffixDrafter
-from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import Engine, GenerationResult
+from outrider.engine.draft_budget import FixedBudget
+from outrider.engine.facade import EngineFacade, GenerationResult
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.session import Piece
@@ -83,8 +83,8 @@ def test_sixteen_callers_get_what_each_would_get_alone(hybrid, scheduled, sampli
     outputs = hybrid.oracle(sampling, prompts(16), 40)
     stage = hybrid.stage("log", 8)
     packed = []
-    poll = stage.poll
-    stage.poll = lambda: (replies := poll(), packed.append(len(replies)))[0]
+    poll = stage.run_batch
+    stage.run_batch = lambda: (replies := poll(), packed.append(len(replies)))[0]
     scheduler = scheduled(stage)
     callers = [Caller() for _ in outputs]
     for output, caller in zip(outputs, callers, strict=True):
@@ -100,7 +100,7 @@ def test_sixteen_callers_get_what_each_would_get_alone(hybrid, scheduled, sampli
     assert max(packed) == 16, "all ran in one pass"
 
 
-def share(own: Engine) -> BatchCostModel:
+def share(own: EngineFacade) -> BatchCostModel:
     """Let the sessions of an engine decide together what they draft."""
     verify = [1.0 + 0.001 * rows for rows in range(1, 129)]
     costs, pool = Costs(verify=verify, draft={"suffix": ()}, drafts=7), list[LentController]()
@@ -138,14 +138,14 @@ def test_a_budget_is_told_of_the_rows_of_the_whole_pass(hybrid, scheduled, monke
     timed = []
     monkeypatch.setattr(FixedBudget, "timed", lambda self, rows, *costs: timed.append(rows))
     stage = hybrid.stage("log", 8)
-    passes, poll = [], stage.poll
+    passes, poll = [], stage.run_batch
 
     def watched():
         rows = [len(slot.queue[0].window.tokens) for slot in stage._slots.values() if slot.queue]
         passes.append(rows)
         return poll()
 
-    stage.poll = watched
+    stage.run_batch = watched
     scheduler = scheduled(stage)
     callers = [Caller() for _ in range(3)]
     for caller, prompt in zip(callers, prompts(3), strict=True):
@@ -203,9 +203,9 @@ def test_a_second_turn_goes_on_from_the_first(hybrid, scheduled, sampling):
 def test_prefixes_are_bounded_in_bytes(hybrid, scheduled):
     stage = hybrid.stage("log", 8)
     stage.open(0, SamplingParams(), 1)
-    empty = stage.keep(0, 0)
+    empty = stage.snapshot(0, 0)
     stage.close(0)
-    stage.forget(0)
+    stage.drop_snapshot(0)
     most = 5 * empty
     scheduler = scheduled(stage, prefix_bytes=most)
     for seed in range(6):
@@ -268,14 +268,14 @@ def test_bytes_and_the_queue_decide_who_runs(hybrid, scheduled):
 def test_running_callers_move_on_beside_a_long_prompt(hybrid, scheduled):
     stage = hybrid.stage("log", 8)
     passes = []
-    poll = stage.poll
+    poll = stage.run_batch
 
     def watched():
         rows = [len(slot.queue[0].window.tokens) for slot in stage._slots.values() if slot.queue]
         passes.append(rows)
         return poll()
 
-    stage.poll = watched
+    stage.run_batch = watched
     scheduler = scheduled(stage, None)
     running, late = Caller(), Caller()
     running.at[2] = lambda: ask(scheduler, random_tokens(400, seed=9), late, max_tokens=2)
@@ -306,7 +306,10 @@ def test_prompts_share_a_pass_fairly(hybrid, scheduled):
 
 def test_a_failing_pass_ends_its_requests_and_not_the_server(hybrid, scheduled):
     stage = hybrid.stage("log", 8)
-    poll, faults = stage.poll, iter([RuntimeError("secret"), StageError("stage 0 died: restart.")])
+    poll, faults = (
+        stage.run_batch,
+        iter([RuntimeError("secret"), StageError("stage 0 died: restart.")]),
+    )
 
     def failing():
         fault = next(faults, None)
@@ -314,7 +317,7 @@ def test_a_failing_pass_ends_its_requests_and_not_the_server(hybrid, scheduled):
             raise fault
         return poll()
 
-    stage.poll = failing
+    stage.run_batch = failing
     scheduler = scheduled(stage)
     output = hybrid.oracle("greedy", prompts(), 40)[1]
     for expected in ("the engine failed on this request", "stage 0 died"):
@@ -367,14 +370,14 @@ def test_what_admission_counts_is_never_exceeded(hybrid, scheduled):
     stage = hybrid.stage("log", 8)
     spec = hybrid.decoder.state_spec("log", 8)
     held = []
-    poll = stage.poll
+    poll = stage.run_batch
 
     def watched():
         replies = poll()
         held.append(sum(slot.state.nbytes() for slot in stage._slots.values()))
         return replies
 
-    stage.poll = watched
+    stage.run_batch = watched
     most = 3 * held_bytes(spec, 130)
     scheduler = scheduled(stage, max_bytes=most, state_bytes=lambda n: held_bytes(spec, n))
     callers = [Caller() for _ in range(6)]

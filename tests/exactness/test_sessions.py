@@ -131,5 +131,5 @@ def test_a_window_from_the_future_is_refused(hybrid):
     stage = hybrid.stage("log", 8)
     stage.open(0, SamplingParams(), 1)
     stage.submit(Window(session=0, id=0, epoch=0, start=3, floor=3, tokens=(1,), wanted=1))
-    (reply,) = stage.poll()
+    (reply,) = stage.run_batch()
     assert "a window starts at 3, but only 0 tokens came" in str(reply.fault)

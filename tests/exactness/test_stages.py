@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from outrider.errors import OutriderError
+from outrider.stage.layer_range import LayerRange, Settled
 from outrider.stage.link import Link
-from outrider.stage.part import Part, Returned
 from outrider.state.spec import POLICIES
 from tests.exactness.cells import Cell, check_cell
 from tests.exactness.pairs import pairs, pairwise
@@ -47,12 +47,12 @@ def test_other_drafters(targets, method):
     check(targets, 4, (1, 3), "hybrid", "greedy", "log", method)
 
 
-return_to = Part._return
+settle = LayerRange.settle
 send = Link.send
 
 
 def settle_only_the_first_stage(part, slot, window):
-    return return_to(part, slot, window) if part._decoder.first == 0 else Returned(None, 0.0)
+    return settle(part, slot, window) if part.decoder.first == 0 else Settled(None, 0.0)
 
 
 def overtake(link, item, nbytes, now):
@@ -66,7 +66,7 @@ def overtake(link, item, nbytes, now):
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("outrider.stage.part.Part._return", settle_only_the_first_stage),
+        ("outrider.stage.layer_range.LayerRange.settle", settle_only_the_first_stage),
         ("outrider.stage.link.Link.send", overtake),
     ],
 )

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from outrider.draft.lookup.suffix import SuffixDrafter
-from outrider.engine.engine import MOST_FAILURES, Engine
+from outrider.engine.facade import MOST_FAILURES, EngineFacade
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import BusyError, DownError, StageError
 from tests.exactness.targets import admission, engine, prompts
@@ -22,7 +22,7 @@ class Broken:
     def __init__(self, target, times):
         self.target, self.times, self.made = target, times, []
 
-    def __call__(self) -> Engine:
+    def __call__(self) -> EngineFacade:
         own = engine(self.target.stage("log", 8), SuffixDrafter)
         if len(self.made) < self.times:
             own.step = self._fail
@@ -90,7 +90,7 @@ def test_an_engine_whose_every_pass_fails_is_made_anew(hybrid, supervised):
         polls.append(1)
         raise RuntimeError("the device is gone")
 
-    broken.made[0].stage.poll = failing
+    broken.made[0].stage.run_batch = failing
     for _ in range(20):
         caller = Caller()
         try:

@@ -82,10 +82,8 @@ class LateStage:
 
     def __init__(self, inner: Stage) -> None:
         self.inner = inner
-        self._held: list[Reply] = []
+        self.held: list[Reply] = []
         self.most_ahead = 0
-
-    replied = False
 
     @property
     def vocab_size(self) -> int:
@@ -114,19 +112,22 @@ class LateStage:
     def void(self, session: int, epoch: int) -> None:
         pass
 
-    def poll(self) -> list[Reply]:
-        while replies := self.inner.poll():
-            self._held += replies
-        self.most_ahead = max(self.most_ahead, len(self._held))
+    def run_ready(self):
+        return False
+
+    def run_batch(self) -> list[Reply]:
+        while replies := self.inner.run_batch():
+            self.held += replies
+        self.most_ahead = max(self.most_ahead, len(self.held))
         oldest: dict[int, Reply] = {}
-        for reply in self._held:
+        for reply in self.held:
             oldest.setdefault(reply.session, reply)
-        self._held = [reply for reply in self._held if oldest[reply.session] is not reply]
+        self.held = [reply for reply in self.held if oldest[reply.session] is not reply]
         return list(oldest.values())
 
     def close(self, session: int) -> None:
         self.inner.close(session)
-        self._held = [reply for reply in self._held if reply.session != session]
+        self.held = [reply for reply in self.held if reply.session != session]
 
     def check(self) -> None:
         self.inner.check()

@@ -25,7 +25,7 @@ from outrider.models.model_file import load_tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters, merge
 from recipes import gguf
-from tests.exactness.targets import engine, make_picker
+from tests.exactness.targets import engine
 
 WIDTH, TOKENS, PROMPTS = 4, 40, 3
 LONGEST = 512
@@ -48,7 +48,7 @@ class Family:
         )
         model = LlamaModel(LlamaContext(self.target, settings))
         policy = "snapshots" if rollback else "checkpoint"
-        return LlamaStage(model, policy, make_picker, in_step=in_step)
+        return LlamaStage(model, policy, in_step=in_step)
 
     def drafters(self, method: str) -> Callable[[], Drafter] | None:
         """What a method drafts with; one context of the draft model serves all sessions."""

@@ -20,8 +20,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from outrider.errors import CheckpointError, RequestError
 from outrider.formats.tokenizer import Tokenizer
-from outrider.sampling.defaults import sampling_defaults
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import SamplingParams, sampling_defaults
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CORPUS = ["def fib(n):\n    return n if n < 2 else fib(n - 1)\n", "user assistant system Grüße"]

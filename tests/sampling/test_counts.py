@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import StateError
-from outrider.sampling.counts import TokenCounts
+from outrider.sampling.logits import TokenCounts
 
 VOCAB = 5
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6)

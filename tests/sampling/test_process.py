@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, StageError
-from outrider.sampling.counts import TokenCounts
-from outrider.sampling.logits import adjust, distribution, probabilities
+from outrider.sampling.logits import TokenCounts, adjust, distribution, probabilities
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key, Purpose
 from tests.sampling import oracle

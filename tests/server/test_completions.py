@@ -17,7 +17,7 @@ def alone(world, prompt, settings, size, **more):
 
 
 def plain(stage):
-    return stage._decoder, "log", 8, stage._picker
+    return stage.decoder, "log", 8
 
 
 PROMPTS = prompts(16)

@@ -127,8 +127,8 @@ def test_a_body_that_drips_after_its_answer_is_closed(address):
 
 def test_a_request_at_work_outlives_the_time_for_headers(hybrid):
     with running(hybrid.stage("log", 8), config={"header_seconds": 0.5}) as world:
-        poll = world.stage.poll
-        world.stage.poll = lambda: (time.sleep(0.1), poll())[1]
+        poll = world.stage.run_batch
+        world.stage.run_batch = lambda: (time.sleep(0.1), poll())[1]
         body = {"prompt": "a", "max_tokens": 12, "ignore_eos": True}
         body["speculative"] = {"max_draft_tokens": 0}
         with listening(world) as address:

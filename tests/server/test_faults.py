@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from outrider.draft.lookup.suffix import SuffixDrafter
-from outrider.engine.engine import Engine
+from outrider.engine.facade import EngineFacade
 from outrider.stage.local import LocalStage
-from outrider.verify.tail import Tail
+from outrider.verify.sampler import Sampler
 from tests.exactness.test_one_fault import Fault
 from tests.server.world import listening, running
 
@@ -41,7 +41,7 @@ async def stream(client, arm):
 
 @pytest.mark.parametrize(
     ("owner", "name", "errors"),
-    [(Tail, "pick", 1), (SuffixDrafter, "propose", 0), (LocalStage, "poll", 0)],
+    [(Sampler, "pick", 1), (SuffixDrafter, "propose", 0), (LocalStage, "run_batch", 0)],
     ids=["sampler", "drafter", "stage"],
 )
 def test_one_fault_beside_other_streams(hybrid, monkeypatch, owner, name, errors):
@@ -92,7 +92,7 @@ def test_an_engine_that_is_down_is_a_503_with_its_reason(hybrid, monkeypatch):
             ended.set()
             raise RuntimeError("the device is gone")
 
-        monkeypatch.setattr(Engine, "step", failing)
+        monkeypatch.setattr(EngineFacade, "step", failing)
         answer = world.ask("/v1/completions", BODY)
         assert (answer.status_code, ended.is_set()) == (500, True)
         for found in (

@@ -220,14 +220,14 @@ def test_a_fault_outside_all_paths_is_answered_in_form(world, monkeypatch):
 def test_an_engine_that_does_not_answer_is_unhealthy(world, monkeypatch):
     monkeypatch.setattr(app, "PATIENCE", 0.05)
     gate, begun = threading.Event(), threading.Event()
-    poll = world.stage.poll
+    poll = world.stage.run_batch
 
     def hang():
         begun.set()
         gate.wait(60)
         return poll()
 
-    world.stage.poll = hang
+    world.stage.run_batch = hang
     asking = threading.Thread(target=world.ask, args=("/v1/completions", BODY))
     asking.start()
     begun.wait(60)

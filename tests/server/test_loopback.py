@@ -126,8 +126,8 @@ def test_a_client_that_leaves_while_it_waits_is_dropped(live):
     before = world.service.scheduler.snapshot().result(60).counters
     assert "tested" not in before
     gate = threading.Event()
-    poll = world.stage.poll
-    world.stage.poll = lambda: (gate.wait(60), poll())[1]
+    poll = world.stage.run_batch
+    world.stage.run_batch = lambda: (gate.wait(60), poll())[1]
     body = {"prompt": prompts()[1], "max_tokens": 400}
     with (
         httpx.Client(headers={"Authorization": "Bearer key"}, timeout=0.5) as client,
@@ -208,8 +208,8 @@ def test_the_end_lets_streams_finish(hybrid):
 def test_the_end_does_not_wait_for_ever(hybrid):
     """What is not done in time ends with an error that says why, within the stream."""
     with running(hybrid.stage("log", 8), config={"shutdown_seconds": 0.0}) as world:
-        poll = world.stage.poll
-        world.stage.poll = lambda: (time.sleep(0.1), poll())[1]
+        poll = world.stage.run_batch
+        world.stage.run_batch = lambda: (time.sleep(0.1), poll())[1]
         with listening(world) as address:
             body = {"prompt": prompts()[1], "max_tokens": 400, "ignore_eos": True, "stream": True}
             lines, thread = follow(address, body)

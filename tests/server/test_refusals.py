@@ -133,8 +133,8 @@ def test_a_request_that_takes_too_long(hybrid):
 def test_a_full_queue(hybrid):
     limits = {"max_sequences": 1, "max_queue": 1}
     with running(hybrid.stage("log", 8), **limits) as world:
-        scheduler, poll, gate = world.service.scheduler, world.stage.poll, threading.Event()
-        world.stage.poll = lambda: (gate.wait(60), poll())[1]
+        scheduler, poll, gate = world.service.scheduler, world.stage.run_batch, threading.Event()
+        world.stage.run_batch = lambda: (gate.wait(60), poll())[1]
         prepared = scheduler.prepare("a", max_tokens=4)
         tickets = scheduler.submit([(prepared, lambda event: None)] * 2)
         response = world.ask("/v1/completions", {"prompt": "a", "n": 2})

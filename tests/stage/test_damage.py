@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from outrider.errors import StageError
 from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Frame, Void
 from outrider.stage.channel import Ended, Inbox, Outbox
-from outrider.stage.fields import MOST_TEXT
-from outrider.stage.frame import Frame, Void
-from outrider.stage.link import LOCAL, RealClock
+from outrider.stage.link import LOCAL, Clock
 from outrider.stage.wire import (
+    MOST_TEXT,
     PREFIX,
     Audit,
     Close,
@@ -40,8 +40,8 @@ VALID = [
     Ready(vocab_size=9, max_length=8, exact=True),
     Failed("why"),
     Audit((1, 2)),
-    Frame(window=WINDOW, hidden=torch.ones(2, 3), taps=torch.ones(2, 2), rollback="log"),
-    Frame(window=WINDOW, fault=ValueError("bad")),
+    Frame.of(WINDOW, hidden=torch.ones(2, 3), taps=torch.ones(2, 2), rollback="log"),
+    Frame.of(WINDOW, fault=ValueError("bad")),
     Reply(
         session=1,
         id=2,
@@ -196,7 +196,7 @@ def heard(data: bytes) -> list[Message | None]:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(VALID), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_an_inbox_always_comes_to_an_end(messages, chance):
-    sent = RealClock().now()
+    sent = Clock().now()
     data = b"".join(b"".join(encode(message, sent)) for message in messages)
     found = heard(damaged(data, chance))
     assert all(message is not Ended for message in found[:-1])
@@ -221,7 +221,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_inbox_says_why_it_reads_no_further(name):
-    good = b"".join(encode(Close(5), RealClock().now()))
+    good = b"".join(encode(Close(5), Clock().now()))
     first, failed, last = heard(good + framed(BAD[name]) + good)
     assert first == Close(5)
     assert "cannot be read" in failed.reason
@@ -247,16 +247,17 @@ def test_whatever_stops_the_reader_is_heard_of(monkeypatch, error):
 
 
 def test_a_fault_travels_as_words():
-    for fault, said in (
+    for error, said in (
         (StageError("logits are NaN."), "logits are NaN."),
         (ValueError("x < 0"), "ValueError: x < 0"),
         (KeyError("\ud800"), "KeyError: '\\ud800'"),
         (ValueError("\ud800"), "ValueError: ?"),
     ):
-        for message in (Frame(window=WINDOW, fault=fault), Reply(session=1, id=2, fault=fault)):
+        for message in (Frame.of(WINDOW, fault=error), Reply(session=1, id=2, fault=error)):
             back = decode(*parts(message)[1:])
-            assert type(back.fault) is StageError
-            assert str(back.fault) == said
+            fault = (back.reply if isinstance(back, Frame) else back).fault
+            assert type(fault) is StageError
+            assert str(fault) == said
 
 
 def test_long_words_are_cut():

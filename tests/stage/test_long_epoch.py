@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.models.load import LoadOptions, load_decoder
+from outrider.records import SamplerOutput
 from outrider.sampling.params import SamplingParams
-from outrider.stage.chain import ChainStage
+from outrider.stage.layer_range import LayerRange
 from outrider.stage.link import LinkSettings
-from outrider.stage.part import Part
-from outrider.verify.tail import Picked
+from outrider.stage.local import ChainStage
 from tests.exactness.targets import engine
 from tests.helpers.checkpoints import VOCAB, save_model
 from tests.helpers.clock import VirtualClock
@@ -26,7 +26,7 @@ class KnownTarget:
 
     def pick(self, window, logits, largest=None):
         end = window.end + 1
-        return Picked(tokens=tuple(TRUTH[end - window.wanted : end]))
+        return SamplerOutput(tokens=tuple(TRUTH[end - window.wanted : end]))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def decoders(tmp_path_factory):
 @pytest.mark.parametrize("policy", ["log", "snapshots"])
 def test_state_bytes_stay_flat(decoders, policy):
     capacity = WIDTH * DEPTH + 1
-    parts = [Part(one, policy, capacity, lambda *_: KnownTarget()) for one in decoders]
+    parts = [LayerRange(one, policy, capacity, lambda *_: KnownTarget()) for one in decoders]
     stage = ChainStage(parts, LinkSettings(delay_ms=50.0), clock=VirtualClock())
     made = engine(
         stage, lambda: ScriptedDrafter(TRUTH, ALWAYS_RIGHT, VOCAB), width=WIDTH, depth=DEPTH
@@ -48,7 +48,7 @@ def test_state_bytes_stay_flat(decoders, policy):
     request = made.generate(TRUTH[:5], sampling=SamplingParams(), max_tokens=TOKENS - 5)
     seen = set()
     for _ in request:
-        slots = [slot for part in parts for slot in part._slots.values()]
+        slots = [slot for part in parts for slot in part.held.values()]
         seen.add(tuple(slot.state.delta.nbytes() for slot in slots))
         assert all(slot.state.length - slot.state.floor <= capacity for slot in slots)
         assert all(len(slot.replay.rows) <= capacity for slot in slots)

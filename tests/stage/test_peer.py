@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import StageError, StageLost
-from outrider.stage import greeter, peer
+from outrider.stage import peer
 from outrider.stage.peer import HELLO, MAGIC, MOST_HELLO, Hello, Tls, answer, call, listen
 
 FRONT = Hello(name="stage 0 of 2", version="1.0", target="abc", key="secret")
@@ -113,7 +113,7 @@ def test_silent_callers_keep_nobody_waiting():
 
 
 def test_more_callers_than_are_greeted_at_once(monkeypatch):
-    monkeypatch.setattr(greeter, "MOST_CALLERS", 3)
+    monkeypatch.setattr(peer, "MOST_CALLERS", 3)
     with ExitStack() as silent:
 
         def stranger(address):

@@ -14,14 +14,13 @@ import pytest
 
 from outrider.costs.known_text import KnownTextDrafter
 from outrider.costs.pipeline import Pipeline, law, plain, speed
-from outrider.engine import session
-from outrider.engine.link_budget import LinkBudget
+from outrider.engine import loop, session
+from outrider.engine.draft_budget import LinkBudget
 from outrider.sampling.params import SamplingParams
-from outrider.stage.chain import ChainStage
-from outrider.stage.frame import Frame, Void
+from outrider.stage.base import Frame, Void
 from outrider.stage.link import LinkSettings
+from outrider.stage.local import ChainStage
 from outrider.telemetry.counters import conditional_acceptance
-from outrider.verify.tail import Picked
 from tests.exactness.targets import Letters, engine
 from tests.helpers.clock import VirtualClock
 
@@ -76,14 +75,14 @@ class TimedPart:
     def run(self):
         frame: Frame = self.queue.popleft()
         window = frame.window
-        if frame.skipped or window.epoch <= self.void:
-            return [replace(frame, skipped=True)]
+        if frame.reply.skipped or window.epoch <= self.void:
+            return [frame.ended(skipped=True)]
         took = self.passes[min(len(window.tokens), 16) - 1]
         self.clock.sleep(took / 1e3)
         end = window.end + 1
         tokens = tuple(TRUTH[end - window.wanted : end])
-        picked = Picked(tokens=tokens) if self.is_tail else None
-        return [replace(frame, picked=picked, verify_ms=frame.verify_ms + took)]
+        own = {"tokens": tokens} if self.is_tail else {}
+        return [frame.ended(verify_ms=frame.reply.verify_ms + took, **own)]
 
 
 def erring(rate: float) -> KnownTextDrafter:
@@ -166,7 +165,8 @@ def test_jitter_costs_little():
 @pytest.mark.parametrize("rate", [0.7, 0.92, 0.98])
 def test_the_controller_comes_close_to_the_best_fixed_shape_within_160_tokens(rate, monkeypatch):
     clock = VirtualClock()
-    monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: clock.time))
+    for module in (loop, session):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.time))
 
     def budget():
         return LinkBudget(WIDTH, 16, stages=2, parallel=False, round_trip_ms=100.0)

@@ -5,7 +5,7 @@ import torch
 
 from outrider.records import Window
 from outrider.sampling.params import SamplingParams
-from outrider.stage.chain import ChainStage
+from outrider.stage.local import ChainStage
 from outrider.stage.wired import Patience, WiredStage
 from tests.helpers.clock import VirtualClock
 from tests.stage.test_process import LINK, workers
@@ -26,7 +26,7 @@ def answers(stage):
         )
     found = []
     while len(found) < len(windows):
-        found += stage.poll()
+        found += stage.run_batch()
     stage.close(0)
     stage.shutdown()
     return found

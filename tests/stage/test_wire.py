@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from outrider.errors import StageError
 from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
-from outrider.stage.frame import Frame, Void
+from outrider.stage.base import Frame, Void
 from outrider.stage.wire import (
     MOST_PAYLOAD,
     PREFIX,
@@ -52,7 +52,7 @@ def tensors(rows):
 
 frames = st.integers(1, 5).flatmap(
     lambda rows: st.builds(
-        Frame,
+        Frame.of,
         window=windows(rows),
         hidden=tensors(rows),
         taps=tensors(rows),
@@ -109,7 +109,7 @@ def test_frames_come_back_with_their_bits(frame):
     back = through(frame)
     assert back.window == frame.window
     for name in ("skipped", "verify_ms", "rollback_ms", "rollback"):
-        assert getattr(back, name) == getattr(frame, name)
+        assert getattr(back.reply, name) == getattr(frame.reply, name)
     for mine, theirs in ((back.hidden, frame.hidden), (back.taps, frame.taps)):
         assert (mine is None) == (theirs is None)
         assert mine is None or (mine.dtype == theirs.dtype and torch.equal(mine, theirs))
@@ -141,4 +141,4 @@ def test_distributions_do_not_travel():
         session=0, id=0, epoch=0, start=0, floor=0, tokens=(1,), wanted=1, draft_probs=torch.ones(1)
     )
     with pytest.raises(StageError, match="do not travel"):
-        encode(Frame(window=window), 0.0)
+        encode(Frame.of(window), 0.0)

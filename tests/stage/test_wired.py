@@ -9,8 +9,8 @@ import pytest
 from outrider.errors import StageError, StageLost
 from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Frame
 from outrider.stage.channel import Inbox, Outbox
-from outrider.stage.frame import Frame
 from outrider.stage.link import LOCAL
 from outrider.stage.wire import Audit, Close, Failed, Message, Open, Ready
 from outrider.stage.wired import Patience, WiredStage
@@ -121,7 +121,7 @@ def hang_up(message):
 def begin(stage, session=7):
     stage.open(session, SamplingParams(), 4)
     stage.submit(window(-1, 0, (1, 2, 3, 4), wanted=0, session=session))
-    assert stage.poll() == [Reply(session=session, id=-1)]
+    assert stage.run_batch() == [Reply(session=session, id=-1)]
 
 
 def faults(replies):
@@ -138,11 +138,11 @@ def test_an_answer_out_of_order_is_refused_and_ends_the_chain():
         stage.submit(window(0, 4))
         stage.submit(window(1, 6))
         with pytest.raises(StageError, match=r"the last stage answered window 1 out of order, 0"):
-            stage.poll()
+            stage.run_batch()
         stage.close(7)
         begin(stage)
         stage.submit(window(0, 4))
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
 
 
 def test_a_failure_is_told_in_its_own_words_and_not_tried_again():
@@ -150,7 +150,7 @@ def test_a_failure_is_told_in_its_own_words_and_not_tried_again():
         begin(stage)
         stage.submit(window(0, 4))
         with pytest.raises(StageError, match="no memory"):
-            stage.poll()
+            stage.run_batch()
         assert len(workers.heard) == 1
 
 
@@ -163,11 +163,11 @@ def test_what_was_consumed_is_prefilled_and_what_is_owed_sent_again():
         begin(stage)
         stage.submit(window(0, 4, (10, 11)))
         stage.submit(window(1, 6, (12, 13)))
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
         stage.void(7, 0)
         stage.submit(window(2, 5, (20, 21), epoch=1))
         stage.submit(window(3, 7, (22, 23), epoch=1))
-        answers = [stage.poll()[0] for _ in range(3)]
+        answers = [stage.run_batch()[0] for _ in range(3)]
         assert answers == [Reply(session=7, id=1, skipped=True), reply(2), reply(3)]
         assert stage.resumed == 1
         again = workers.heard[1]
@@ -186,14 +186,14 @@ def test_a_session_survives_as_many_losses_as_it_may():
     with running(hang_up, hang_up, right, resumes=1) as (stage, workers):
         begin(stage)
         stage.submit(window(0, 4))
-        (found,) = stage.poll()
+        (found,) = stage.run_batch()
         assert isinstance(found.fault, StageLost)
         assert faults([found]) == {(7, 0): "stage 0 of 1 left: its requests are lost."}
         assert len(workers.heard) == 2
         stage.close(7)
         begin(stage)
         stage.submit(window(0, 4))
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
 
 
 def test_a_leaked_session_is_counted():
@@ -241,7 +241,7 @@ def test_a_stage_lost_before_a_session_closes_fails_no_other_session():
         stage.void(9, 0)
         stage.close(7)
         stage.submit(window(0, 4, session=9))
-        found = stage.poll()
+        found = stage.run_batch()
         lost = "stage 0 of 1 left: its requests are lost."
         assert faults(found) == {(8, 0): lost, (9, 0): lost}
         for session in (8, 9):
@@ -249,7 +249,7 @@ def test_a_stage_lost_before_a_session_closes_fails_no_other_session():
         assert stage.num_sessions == 0
         begin(stage)
         stage.submit(window(0, 4))
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
         stage.check()
 
 
@@ -260,7 +260,7 @@ def test_a_loss_found_by_close_is_borne_within_the_limit():
         gone(workers)
         stage.close(7)
         stage.submit(window(0, 4, session=8))
-        assert stage.poll() == [reply(0, 8)]
+        assert stage.run_batch() == [reply(0, 8)]
         stage.check()
         assert stage.resumed == 1
 
@@ -270,7 +270,7 @@ def test_a_loss_while_stages_restart_is_one_more_and_tried_again():
     with running(hang_up, lost, right) as (stage, workers):
         begin(stage)
         stage.submit(window(0, 4))
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
         assert len(workers.heard) == 2
 
 
@@ -288,14 +288,14 @@ def test_losses_while_stages_restart_fail_only_those_over_their_limit():
     with running(first, second, lost, right) as (stage, _):
         begin(stage, 7)
         stage.submit(window(0, 4, session=7))
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
         begin(stage, 8)
         stage.submit(window(1, 6, session=7))
         stage.submit(window(1, 4, session=8))
-        found = stage.poll()
+        found = stage.run_batch()
         assert faults(found) == {(7, 1): f"{lost}: its requests are lost."}
         stage.close(7)
-        assert stage.poll() == [reply(1, 8)]
+        assert stage.run_batch() == [reply(1, 8)]
         stage.check()
 
 
@@ -306,12 +306,12 @@ def test_a_start_that_fails_for_good_ends_what_is_owed_and_is_tried_again_later(
         for session in (7, 8):
             stage.submit(window(0, 4, session=session))
         said = "stage 0 of 1 failed: no memory."
-        assert faults(stage.poll()) == {(7, 0): said, (8, 0): said}
+        assert faults(stage.run_batch()) == {(7, 0): said, (8, 0): said}
         stage.close(7)
         stage.close(8)
         begin(stage)
         stage.submit(window(0, 4))
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
 
 
 def test_a_stage_lost_at_the_first_start_refuses():
@@ -336,13 +336,13 @@ def test_silence_fails_those_that_wait_and_no_others():
         begin(stage, 8)
         stage.submit(window(0, 4, session=7))
         stage.submit(window(1, 6, session=7))
-        (first,) = stage.poll()
-        (second,) = stage.poll()
+        (first,) = stage.run_batch()
+        (second,) = stage.run_batch()
         assert [one.id for one in (first, second)] == [0, 1]
         assert "no stage has answered for 0.3 s" in str(second.fault)
         stage.close(7)
         stage.submit(window(0, 4, session=8))
-        assert stage.poll() == [reply(0, 8)]
+        assert stage.run_batch() == [reply(0, 8)]
         stage.check()
 
 
@@ -357,13 +357,13 @@ def test_a_fault_ends_its_session_only():
         begin(stage, 8)
         for session in (7, 8):
             stage.submit(window(0, 4, session=session))
-        found = [*stage.poll(), *stage.poll()]
+        found = [*stage.run_batch(), *stage.run_batch()]
         assert faults(found) == {(7, 0): "ValueError: logits are NaN"}
         assert [type(one.fault) for one in found if one.fault] == [StageError]
         assert reply(0, 8) in found
         stage.close(7)
         stage.submit(window(1, 6, session=8))
-        assert stage.poll() == [reply(1, 8)]
+        assert stage.run_batch() == [reply(1, 8)]
 
 
 def test_a_fault_of_a_window_that_nobody_waits_for_answers_the_next_one():
@@ -376,11 +376,11 @@ def test_a_fault_of_a_window_that_nobody_waits_for_answers_the_next_one():
         begin(stage, 7)
         begin(stage, 8)
         stage.submit(window(0, 4, session=8))
-        assert stage.poll() == [reply(0, 8)]
+        assert stage.run_batch() == [reply(0, 8)]
         stage.submit(window(0, 4, session=7))
-        assert faults(stage.poll()) == {(7, 0): "no room"}
+        assert faults(stage.run_batch()) == {(7, 0): "no room"}
         stage.submit(window(1, 6, session=7))
-        assert faults(stage.poll()) == {(7, 1): "no room"}
+        assert faults(stage.run_batch()) == {(7, 1): "no room"}
 
 
 def test_a_window_that_fits_into_no_message_fails_its_session_only(monkeypatch):
@@ -390,7 +390,7 @@ def test_a_window_that_fits_into_no_message_fails_its_session_only(monkeypatch):
         begin(stage, 8)
         stage.submit(window(0, 4, tuple(range(4000)), session=7))
         stage.submit(window(0, 4, session=8))
-        found = [*stage.poll(), *stage.poll()]
+        found = [*stage.run_batch(), *stage.run_batch()]
         assert list(faults(found)) == [(7, 0)]
         assert "its window too large" in str(found[0].fault)
         assert reply(0, 8) in found
@@ -423,7 +423,7 @@ def test_after_an_interrupt_halfway_through_a_message_the_stages_start_anew():
         stage.close(7)
         begin(stage, 8)
         stage.submit(window(0, 4, session=8))
-        assert stage.poll() == [reply(0, 8)]
+        assert stage.run_batch() == [reply(0, 8)]
         assert len(workers.heard) == 2
         stage.check()
 
@@ -442,7 +442,7 @@ def test_an_interrupt_while_waiting_costs_nothing(monkeypatch):
         monkeypatch.setattr(type(ways[1]), "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             stage._take()
-        assert stage.poll() == [reply(0)]
+        assert stage.run_batch() == [reply(0)]
         assert stage._ways is ways
 
 
@@ -456,6 +456,6 @@ def test_a_stage_that_takes_nothing_in_is_found(monkeypatch):
         stage = WiredStage(workers, Patience(health_s=0.1, deadline_s=0.5))
         stage.open(7, SamplingParams(), 4)
         stage.submit(window(0, 0, tuple(range(300_000))))
-        (found,) = stage.poll()
+        (found,) = stage.run_batch()
         assert "no stage has answered for 0.5 s" in str(found.fault)
         stage.shutdown()

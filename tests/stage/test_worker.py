@@ -10,11 +10,11 @@ import torch
 from outrider.errors import StageError
 from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Frame
 from outrider.stage.channel import Inbox, Outbox
-from outrider.stage.frame import Frame
 from outrider.stage.link import LOCAL
+from outrider.stage.process import run
 from outrider.stage.wire import Audit, Close, Failed, Open
-from outrider.stage.worker import run
 from outrider.state.sequence import SequenceState
 
 
@@ -76,19 +76,19 @@ def whole(hybrid):
 
 def test_a_faulty_frame_travels_on_and_runs_nothing(hybrid):
     last = hybrid.parts((1, 3), "log", 16)[1]
-    hidden = torch.randn(3, last._decoder.config.hidden_size)
+    hidden = torch.randn(3, last.decoder.config.hidden_size)
     with serving(last) as (out, replies):
         out.send(opened(1))
         out.send(opened(2))
-        out.send(Frame(window=window(1), fault=StageError("the picker failed")))
-        out.send(Frame(window=window(2), hidden=hidden))
+        out.send(Frame.of(window(1), fault=StageError("the sampler failed")))
+        out.send(Frame.of(window(2), hidden=hidden))
         found = {one.session: one for one in (replies.next(), replies.next())}
-        assert str(found[1].fault) == "the picker failed"
+        assert str(found[1].fault) == "the sampler failed"
         assert not found[1].tokens
         assert found[2].fault is None
         assert len(found[2].tokens) == 3
-        out.send(Frame(window=window(1, 1, 3), hidden=hidden))
-        assert str(replies.next().fault) == "the picker failed"
+        out.send(Frame.of(window(1, 1, 3), hidden=hidden))
+        assert str(replies.next().fault) == "the sampler failed"
         for session in (1, 2):
             out.send(Close(session))
         out.send(Audit())
@@ -96,20 +96,20 @@ def test_a_faulty_frame_travels_on_and_runs_nothing(hybrid):
 
 
 def test_a_session_that_cannot_begin_fails_alone(whole, monkeypatch):
-    """The picker of session 1 asks for more than there is."""
-    picker = whole._picker
+    """The sampler of session 1 asks for more than there is."""
+    sampler = whole.make_sampler
 
     def short(sampling, prompt_len):
         if sampling.seed == 1:
             raise MemoryError("no room for its counts")
-        return picker(sampling, prompt_len)
+        return sampler(sampling, prompt_len)
 
-    monkeypatch.setattr(whole, "_picker", short)
+    monkeypatch.setattr(whole, "make_sampler", short)
     with serving(whole) as (out, replies):
         out.send(opened(1, seed=1))
-        out.send(Frame(window=window(1)))
+        out.send(Frame.of(window(1)))
         out.send(opened(2, seed=2))
-        out.send(Frame(window=window(2)))
+        out.send(Frame.of(window(2)))
         assert str(replies.next().fault) == "MemoryError: no room for its counts"
         found = replies.next()
         assert found.session == 2
@@ -127,11 +127,11 @@ def test_a_wrong_state_that_ends_harms_no_other(whole, monkeypatch, caplog):
     with serving(whole) as (out, replies):
         for session in (1, 2):
             out.send(opened(session))
-            out.send(Frame(window=window(session)))
+            out.send(Frame.of(window(session)))
             assert replies.next().session == session
         monkeypatch.setattr(SequenceState, "check", fail)
         out.send(Close(1))
-        out.send(Frame(window=window(2, 1, 3)))
+        out.send(Frame.of(window(2, 1, 3)))
         assert replies.next().tokens
         monkeypatch.undo()
         out.send(Audit())
@@ -145,14 +145,14 @@ def test_a_result_that_fits_into_no_message_fails_its_session_only(hybrid, monke
     with serving(first) as (out, replies):
         for session, rows in ((1, 12), (2, 1)):
             out.send(opened(session))
-            out.send(Frame(window=window(session, tokens=(1,) * rows)))
+            out.send(Frame.of(window(session, tokens=(1,) * rows)))
         found = {}
         while len(found) < 2:
             message = replies.next()
             if isinstance(message, Frame):
                 found[message.window.session] = message
-        assert "exceeds" in str(found[1].fault)
-        assert found[2].fault is None
+        assert "exceeds" in str(found[1].reply.fault)
+        assert found[2].reply.fault is None
         assert found[2].hidden is not None
 
 

@@ -1,7 +1,6 @@
 """Rows of the statistics table."""
 
-from outrider.telemetry.counters import Counters, timings
-from outrider.telemetry.table import rows
+from outrider.telemetry.counters import Counters, table_rows, timings
 
 
 def test_rows_of_a_speculative_request():
@@ -10,7 +9,7 @@ def test_rows_of_a_speculative_request():
     counters.judge(["suffix"] * 4, 2)
     counters.roll_back("log", 0.25)
     counters.windows_voided = 1
-    table = dict(rows(timings(counters)))
+    table = dict(table_rows(timings(counters)))
     assert table["prompt"] == "3 tokens in 2.0 ms"
     assert table["speed"] == "500.0 tokens/s"
     assert table["mean acceptance length"] == "3.00"
@@ -23,6 +22,6 @@ def test_rows_of_a_speculative_request():
 
 
 def test_plain_decoding_has_no_draft_rows():
-    table = dict(rows(timings(Counters(exact=True))))
+    table = dict(table_rows(timings(Counters(exact=True))))
     assert "drafts" not in table
     assert table["same bits as plain decoding"] == "yes"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key, Purpose
-from outrider.verify.rows import Rows
+from outrider.verify.verifiers import LogitRows
 
 ACCEPT_ALWAYS = 0.0
 ACCEPT_NEVER = 1.0 - 2.0**-53
@@ -52,7 +52,7 @@ Pick = Callable[..., list[int]]
 
 
 def row_law(
-    pick: Pick, rows: Rows, row: int, params: SamplingParams, make_counts: Callable[[], object]
+    pick: Pick, rows: LogitRows, row: int, params: SamplingParams, make_counts: Callable[[], object]
 ) -> tuple[float, dict[int, float]]:
     """Return (acceptance, law of the token otherwise) of `row`, all rows before it accepted.
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from outrider.errors import StateError
-from outrider.sampling.counts import TokenCounts
-from outrider.sampling.logits import distribution
+from outrider.sampling.logits import TokenCounts, distribution
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key, Purpose, draw
-from outrider.verify import rejection
-from outrider.verify.rows import Rows
+from outrider.verify import verifiers
+from outrider.verify.verifiers import LogitRows
 from tests.sampling import oracle
 from tests.verify.law import row_law
 from tests.verify.toy import VOCAB, logits_after, window_logits
@@ -41,10 +40,10 @@ def target_law(context: tuple[int, ...], params: SamplingParams) -> list[float]:
     return oracle.probabilities(logits_after(context).tolist(), params, list(context), len(PROMPT))
 
 
-def rows_for(drafts: tuple[int, ...]) -> Rows:
+def rows_for(drafts: tuple[int, ...]) -> LogitRows:
     inputs = (PROMPT[-1], *drafts)
     contexts = [(*PROMPT, *drafts[:count]) for count in range(len(drafts))]
-    return Rows(
+    return LogitRows(
         logits=window_logits(PROMPT[:-1], inputs),
         inputs=inputs,
         position=len(PROMPT),
@@ -76,7 +75,7 @@ def _add_outcomes(
 ) -> None:
     rows = rows_for(drafts)
     for row in range(len(rows.inputs)):
-        accepted, otherwise = row_law(rejection.pick, rows, row, params, counts)
+        accepted, otherwise = row_law(verifiers.pick_rejection, rows, row, params, counts)
         for token, share in otherwise.items():
             assert token != rows.draft(row), "a rejected draft came back as its own replacement"
             emitted = (*drafts[:row], token)
@@ -132,8 +131,8 @@ def _accepts_too_much(*arguments: object) -> bool:
     return _ACCEPTS(*arguments[:3], 0.9 * float(arguments[3]))  # type: ignore[arg-type]
 
 
-def _row_shifted(rows: Rows, row: int, *rest: object) -> int:
-    shifted = Rows(
+def _row_shifted(rows: LogitRows, row: int, *rest: object) -> int:
+    shifted = LogitRows(
         logits=rows.logits.roll(-1, 0),
         inputs=rows.inputs,
         position=rows.position,
@@ -142,18 +141,18 @@ def _row_shifted(rows: Rows, row: int, *rest: object) -> int:
     return _JUDGE(shifted, row, *rest)  # type: ignore[arg-type]
 
 
-_ACCEPTS, _JUDGE = rejection._accepts, rejection._judge
+_ACCEPTS, _JUDGE = verifiers.accepts, verifiers.judge_row
 FAULTS: dict[str, Callable[..., object]] = {
-    "_normalized": _draft_law_ignored,
+    "normalized": _draft_law_ignored,
     "draw": _residual_not_normalised,
-    "_accepts": _accepts_too_much,
-    "_judge": _row_shifted,
+    "accepts": _accepts_too_much,
+    "judge_row": _row_shifted,
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, name, FAULTS[name])
+    monkeypatch.setattr(verifiers, name, FAULTS[name])
     with pytest.raises(AssertionError):
         check_law(PARAMS[0], 1)
 
@@ -165,7 +164,7 @@ def speculate(key: Key, params: SamplingParams, num_drafts: int) -> list[int]:
         context = (*PROMPT, *drafts)
         number = key.uniform(len(context), Purpose.DRAFT)
         drafts = (*drafts, draw(draft_law(context), number))
-    picked = rejection.pick(rows_for(drafts), params, key, counts())
+    picked = verifiers.pick_rejection(rows_for(drafts), params, key, counts())
     kept = 0
     while kept < num_drafts and picked[kept] == drafts[kept]:
         kept += 1
@@ -194,26 +193,28 @@ def test_real_randomness_follows_the_oracle(params: SamplingParams) -> None:
 def test_a_draft_like_the_target_is_always_accepted() -> None:
     logits = window_logits((), (1, 2, 3))
     probs = torch.softmax(logits.double(), -1)[:2]
-    rows = Rows(logits=logits, inputs=(1, 2, 3), position=1, draft_probs=probs)
+    rows = LogitRows(logits=logits, inputs=(1, 2, 3), position=1, draft_probs=probs)
     for seed in range(200):
-        picked = rejection.pick(rows, SamplingParams(temperature=1.0), Key(seed=seed), None)
+        picked = verifiers.pick_rejection(
+            rows, SamplingParams(temperature=1.0), Key(seed=seed), None
+        )
         assert picked[:2] == [2, 3]
 
 
 def test_a_draft_that_the_target_forbids_is_never_accepted() -> None:
     logits = torch.tensor([[0.0, -200.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    rows = Rows(
+    rows = LogitRows(
         logits=logits, inputs=(0, 1), position=1, draft_probs=torch.tensor([[0.0, 1.0, 0.0, 0.0]])
     )
     params = SamplingParams(temperature=1.0, top_k=3)
-    picks = {rejection.pick(rows, params, Key(seed=seed), None)[0] for seed in range(100)}
+    picks = {verifiers.pick_rejection(rows, params, Key(seed=seed), None)[0] for seed in range(100)}
     assert picks == {0, 2, 3}
 
 
 def test_a_draft_without_probability_of_its_own_is_refused() -> None:
     logits = torch.zeros(2, VOCAB)
-    rows = Rows(
+    rows = LogitRows(
         logits=logits, inputs=(0, 1), position=5, draft_probs=torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     )
     with pytest.raises(StateError, match="draft token 1 at position 5 has probability 0"):
-        rejection.pick(rows, SamplingParams(temperature=1.0), Key(seed=0), None)
+        verifiers.pick_rejection(rows, SamplingParams(temperature=1.0), Key(seed=0), None)

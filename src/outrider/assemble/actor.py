@@ -14,10 +14,10 @@ from outrider.assemble.setup import StageSetup
 from outrider.errors import OutriderError
 from outrider.formats.fingerprint import fingerprint
 from outrider.stage.channel import Inbox, Outbox
-from outrider.stage.cluster import node_address
-from outrider.stage.part import Part
+from outrider.stage.layer_range import LayerRange
 from outrider.stage.peer import Hello, Tls, answer, call, listen
-from outrider.stage.worker import run
+from outrider.stage.process import run
+from outrider.stage.ray_actors import node_address
 
 
 class StageActor:
@@ -27,7 +27,7 @@ class StageActor:
     def __init__(self, setup: str, tls: str | None) -> None:
         self._setup = StageSetup.from_json(setup)
         self._tls = Tls.load(tls) if tls else None
-        self._part: Part | None = None
+        self._part: LayerRange | None = None
         self._ends: list[socket.socket | Inbox | Outbox] = []
         self._serving = threading.Lock()
 
@@ -67,6 +67,6 @@ class StageActor:
     def health(self) -> None:
         """Return at once."""
 
-    def _load(self) -> Part:
+    def _load(self) -> LayerRange:
         self._part = self._part or self._setup.load()
         return self._part

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from outrider.config.settings import RunConfig
 from outrider.costs.batch_model import BatchCostModel, Costs
 from outrider.costs.timing import Paid, Pass, measure_costs
-from outrider.engine.budget import Budget, FixedBudget
 from outrider.engine.controller import Controller
-from outrider.engine.engine import WindowLimits
-from outrider.engine.link_budget import LinkBudget
+from outrider.engine.draft_budget import Budget, FixedBudget, LinkBudget
+from outrider.engine.facade import WindowLimits
 from outrider.models.decoder import Decoder
 
 MOST_ROWS = 128

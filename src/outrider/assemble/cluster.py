@@ -10,8 +10,8 @@ from outrider.assemble.setup import link_of, make_setups
 from outrider.assemble.target import LoadedTarget
 from outrider.config.settings import RunConfig, TargetConfig
 from outrider.formats.fingerprint import fingerprint
-from outrider.stage.cluster import ClusterWorkers, Place
 from outrider.stage.peer import Hello, Tls
+from outrider.stage.ray_actors import ClusterWorkers, Place
 
 
 def make_workers(config: RunConfig, target: LoadedTarget, capacity: int) -> ClusterWorkers:

@@ -23,8 +23,8 @@ from outrider.draft.model.draft_model import (
     make_draft_model,
 )
 from outrider.draft.token_choice import Chooser, GreedyChooser, SampledChooser
-from outrider.engine.budget import Budget
-from outrider.engine.engine import DrafterFactory, WindowLimits
+from outrider.engine.draft_budget import Budget
+from outrider.engine.facade import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
 from outrider.formats.files import read_json_or_empty
 from outrider.formats.hub import resolve

@@ -24,10 +24,9 @@ from outrider.config.settings import (
     StateConfig,
     TargetConfig,
 )
-from outrider.engine.engine import Engine as EngineFacade
-from outrider.engine.engine import Speculation
+from outrider.engine.facade import EngineFacade, Speculation
 from outrider.formats.tokenizer import Tokenizer
-from outrider.sampling.defaults import sampling_defaults
+from outrider.sampling.params import sampling_defaults
 from outrider.state.spec import StateSpec
 
 

@@ -12,7 +12,6 @@ from outrider.assemble.budget import budget_factory
 from outrider.assemble.drafter import draft_capacity, drafter_factory
 from outrider.assemble.memory_check import Allocated, check_allocations_fit, free_bytes
 from outrider.assemble.parts import Parts
-from outrider.assemble.setup import make_picker
 from outrider.assemble.target import load_options
 from outrider.assemble.windows import window_limits
 from outrider.config.settings import Method, RunConfig, TargetConfig
@@ -24,7 +23,7 @@ from outrider.draft.model.draft_model import (
     shared_vocabulary,
 )
 from outrider.draft.token_choice import GreedyChooser
-from outrider.engine.engine import Speculation, WindowLimits
+from outrider.engine.facade import Speculation, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
 from outrider.formats.gguf_file import GgufFile, open_gguf
 from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
@@ -40,7 +39,7 @@ from outrider.models.decoder import state_spec
 from outrider.models.gguf_config import read_gguf_config
 from outrider.models.load import load_decoder
 from outrider.models.model_file import is_gguf, load_tokenizer
-from outrider.sampling.defaults import sampling_defaults
+from outrider.sampling.params import sampling_defaults
 from outrider.state.spec import Policy
 
 LOG = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ def load_by_llama_cpp(config: RunConfig, sequences: int, drafters: int) -> Parts
     model = target.context()
     drafting = _drafting(draft, config.speculative.draft_model, target)
     policy: Policy = "snapshots" if model.context.snapshots else "checkpoint"
-    stage = LlamaStage(model, policy, make_picker)
+    stage = LlamaStage(model, policy)
     return Parts(
         stage=stage,
         tokenizer=target.tokenizer,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider.engine.engine import Speculation
+from outrider.engine.facade import Speculation
 from outrider.formats.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Stage

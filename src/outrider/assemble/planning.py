@@ -8,7 +8,6 @@ from itertools import combinations
 from statistics import median
 
 from outrider.assemble.cut import cut
-from outrider.assemble.setup import make_picker
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.config.settings import LinkConfig, RunConfig, StagesConfig
@@ -26,8 +25,8 @@ from outrider.costs.pipeline import (
     steps,
 )
 from outrider.costs.timing import GREEDY
-from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import OFF, Engine, Speculation, WindowLimits
+from outrider.engine.draft_budget import FixedBudget
+from outrider.engine.facade import OFF, EngineFacade, Speculation, WindowLimits
 from outrider.errors import ConfigError
 
 BALANCED_AT = 8
@@ -70,7 +69,7 @@ def plan(config: RunConfig, question: Question) -> dict[str, object]:
             f"target.max_length = {target.decoder.max_length} leaves no room to measure passes: "
             f"plan with {LEAST_LENGTH} or more."
         )
-    times = measure_layers(target.decoder, make_picker)
+    times = measure_layers(target.decoder)
     return answer(times, stages, question, measure_overhead(config, target, times))
 
 
@@ -81,7 +80,7 @@ def measure_overhead(config: RunConfig, target: LoadedTarget, times: LayerTimes)
         return Overhead()
     sizes = [last - first for first, last in cut(stages, len(times.kinds))]
     stage = make_stage(replace(config, stages=stages), target, CAPACITY)
-    engine = Engine(
+    engine = EngineFacade(
         stage,
         target.tokenizer,
         Speculation(method=OFF, drafter=None, budget=lambda: FixedBudget(0), windows=LIMITS),
@@ -179,7 +178,7 @@ def _slowest(times: LayerTimes, sizes: Sequence[int], stages: StagesConfig) -> f
     return max(stage[BALANCED_AT - 1] for stage in found)
 
 
-def try_stages(engine: Engine, stages: Sequence[Sequence[float]]) -> Overhead:
+def try_stages(engine: EngineFacade, stages: Sequence[Sequence[float]]) -> Overhead:
     """Decode through `engine`, which is then closed: plainly, and the same text in windows of which
     all are right, one at a time and in a row, or none.
 
@@ -206,13 +205,13 @@ def try_stages(engine: Engine, stages: Sequence[Sequence[float]]) -> Overhead:
     )
 
 
-def _text(engine: Engine) -> list[int]:
+def _text(engine: EngineFacade) -> list[int]:
     """The prompt and what plain decoding makes of it."""
     running = engine.generate(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
     return [*PROMPT, *(token for piece in running for token in piece.tokens)]
 
 
-def _window_ms(engine: Engine, drafter: KnownTextDrafter | None, depth: int = 1) -> float:
+def _window_ms(engine: EngineFacade, drafter: KnownTextDrafter | None, depth: int = 1) -> float:
     """Time of a window that is no void one; without a drafter it is a plain step."""
     request = engine.prepare(PROMPT, sampling=GREEDY, max_tokens=TOKENS, ignore_eos=True)
     if drafter:

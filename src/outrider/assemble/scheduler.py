@@ -5,7 +5,6 @@ from outrider.assemble.memory_check import free_bytes, held_bytes
 from outrider.config.settings import RunConfig
 from outrider.engine.prefix import PrefixCache
 from outrider.engine.scheduler import Admission, Scheduler
-from outrider.stage.base import KeepingStage
 
 UNKNOWN_MEMORY = 4 * 2**30
 """Bytes for states where the system does not say what is free."""
@@ -31,6 +30,6 @@ def _load(config: RunConfig) -> Engine:
     """The engine with its cache of prompts."""
     server = config.server
     engine = Engine.load_run(config, server.max_sequences)
-    if server.prefix_mib and isinstance(engine.stage, KeepingStage):
+    if server.prefix_mib and engine.stage.has_snapshots:
         engine.prefixes = PrefixCache(engine.stage, server.prefix_mib << 20)
     return engine

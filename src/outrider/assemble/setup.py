@@ -11,12 +11,10 @@ import torch
 from outrider.assemble.target import load_options, load_part
 from outrider.config.settings import LinkConfig, TargetConfig
 from outrider.formats.hub import resolve
-from outrider.sampling.params import SamplingParams
-from outrider.stage.chain import link_settings
+from outrider.stage.layer_range import LayerRange
 from outrider.stage.link import LOCAL, LinkSettings
-from outrider.stage.part import Part
+from outrider.stage.local import link_settings
 from outrider.state.spec import Policy
-from outrider.verify.tail import Tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +51,13 @@ class StageSetup:
         target, link = TargetConfig(**fields.pop("target")), LinkSettings(**fields.pop("link"))
         return cls(target=target, link=link, **fields)
 
-    def load(self) -> Part:
+    def load(self) -> LayerRange:
         """Load the layers; passes of this thread use as many processor threads as were given."""
         assert self.target.threads is not None
         torch.set_num_threads(self.target.threads)
         span = self.first, self.last
         decoder = load_part(self.folder, load_options(self.target), self.target, span)
-        return Part(decoder, self.policy, self.capacity, make_picker)
+        return LayerRange(decoder, self.policy, self.capacity)
 
 
 def make_setups(
@@ -92,8 +90,3 @@ def make_setups(
 def link_of(config: LinkConfig) -> LinkSettings:
     """A link as it was configured."""
     return LinkSettings(**asdict(config))
-
-
-def make_picker(sampling: SamplingParams, prompt_len: int) -> Tail:
-    """The verifier of one session."""
-    return Tail(sampling, prompt_len=prompt_len, choice=sampling.choice)

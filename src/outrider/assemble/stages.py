@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.assemble.cut import cut
-from outrider.assemble.setup import StageSetup, link_of, make_picker, make_setups
+from outrider.assemble.setup import StageSetup, link_of, make_setups
 from outrider.assemble.target import LoadedTarget
 from outrider.config.settings import RunConfig
 from outrider.errors import ConfigError
 from outrider.stage.base import Stage
-from outrider.stage.chain import ChainStage
-from outrider.stage.local import LocalStage
-from outrider.stage.part import Part
+from outrider.stage.layer_range import LayerRange
+from outrider.stage.local import ChainStage, LocalStage
 from outrider.stage.process import Command, ProcessWorkers
 from outrider.stage.wired import Patience, WiredStage, Workers
 
@@ -33,8 +32,8 @@ def make_stage(config: RunConfig, target: LoadedTarget, capacity: int) -> Stage:
         make = _on_cluster if stages.address else _in_processes
         return WiredStage(make(config, target, capacity), patience)
     if stages.is_local:
-        return LocalStage(target.decoder, policy, capacity, make_picker)
-    parts = [Part(decoder, policy, capacity, make_picker) for decoder in target.parts]
+        return LocalStage(target.decoder, policy, capacity)
+    parts = [LayerRange(decoder, policy, capacity) for decoder in target.parts]
     return ChainStage(parts, link)
 
 

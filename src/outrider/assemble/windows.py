@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from outrider.config.settings import RunConfig, SpeculativeConfig
 from outrider.draft.block.block_drafter import BlockModel
-from outrider.engine.engine import WindowLimits
+from outrider.engine.facade import WindowLimits
 
 SERIAL_ROWS = 16
 """Rows of a window that the controller may use up when windows run one at a time."""

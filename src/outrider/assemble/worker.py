@@ -5,7 +5,7 @@ import sys
 
 from outrider.assemble.setup import StageSetup
 from outrider.stage.channel import Inbox, Outbox
-from outrider.stage.worker import run
+from outrider.stage.process import run
 
 
 def main(text: str, *sockets: str) -> int:

@@ -16,8 +16,8 @@ from outrider.costs.known_text import KnownTextDrafter
 from outrider.costs.replay import Passage
 from outrider.costs.rounds import Drafting
 from outrider.costs.timing import GREEDY, Clock
-from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import OFF, Engine
+from outrider.engine.draft_budget import FixedBudget
+from outrider.engine.facade import OFF, EngineFacade
 from outrider.records import Needs
 
 TOKENS = 32
@@ -27,7 +27,7 @@ MANY = 8
 
 
 def beyond_steps(
-    engine: Engine,
+    engine: EngineFacade,
     passages: Sequence[Passage],
     needs: Needs,
     clock: Clock,
@@ -57,7 +57,9 @@ def beyond_steps(
     return MeasuredCurve({drafts: max(median(mores), 0.0) for drafts, mores in found.items()})
 
 
-def _leg(engine: Engine, passage: Passage, known: KnownTextDrafter | None, clock: Clock) -> Leg:
+def _leg(
+    engine: EngineFacade, passage: Passage, known: KnownTextDrafter | None, clock: Clock
+) -> Leg:
     """The passage again, in rounds or, where nothing drafts, in plain steps."""
     request = engine.prepare(
         passage.prompt,
@@ -91,7 +93,7 @@ def _scale(leg: Leg, drafts: int) -> float:
 
 
 def _known(
-    engine: Engine, passage: Passage, most: int, draft: Callable[[], object], needs: Needs
+    engine: EngineFacade, passage: Passage, most: int, draft: Callable[[], object], needs: Needs
 ) -> KnownTextDrafter:
     """A drafter of up to `most` tokens, after a `draft` in vain; of them one more is right each
     time, or none."""

@@ -28,8 +28,8 @@ from outrider.costs.replay import Passage, Walk, draft_costs, proposing, walk
 from outrider.costs.rounds import Readings, calibrate, passes_beside, read_taps
 from outrider.costs.timing import GREEDY
 from outrider.draft.base import Drafter
-from outrider.engine.budget import FixedBudget
-from outrider.engine.engine import Engine, Speculation
+from outrider.engine.draft_budget import FixedBudget
+from outrider.engine.facade import EngineFacade, Speculation
 from outrider.errors import ConfigError, RequestError
 from outrider.records import Needs
 from outrider.telemetry.counters import (
@@ -105,7 +105,7 @@ class Measured:
 
 
 def measure(
-    engine: Engine,
+    engine: EngineFacade,
     encode: Callable[[str], Sequence[int]],
     workload: Workload,
     settings: Settings,
@@ -130,7 +130,7 @@ def measure(
 
 
 def _cases(
-    engine: Engine, encode: Callable[[str], Sequence[int]], run: Measured, tools: Tools
+    engine: EngineFacade, encode: Callable[[str], Sequence[int]], run: Measured, tools: Tools
 ) -> list[Case]:
     settings, workload = run.settings, run.workload
     room = engine.stage.max_length - settings.tokens
@@ -153,7 +153,7 @@ def _cases(
     return cases
 
 
-def _output_gates(engine: Engine, cases: Sequence[Case]) -> list[gate.Gate]:
+def _output_gates(engine: EngineFacade, cases: Sequence[Case]) -> list[gate.Gate]:
     """The gates on tokens and counters, over every leg that there is."""
     differences = [found for case in cases if (found := _difference(engine, case))]
     legs = [(leg.kind, case.count, len(leg.tokens)) for case in cases for leg in case.legs]
@@ -197,7 +197,7 @@ def _margin(engine: Generates, case: Case, place: int) -> float | None:
     return first - second
 
 
-def _time(engine: Engine, run: Measured, tools: Tools, peers: Sequence[Peer]) -> None:
+def _time(engine: EngineFacade, run: Measured, tools: Tools, peers: Sequence[Peer]) -> None:
     """The timed part; gates are looked at again with all its legs."""
     settings = run.settings
     run.refused = run_brackets(
@@ -222,7 +222,7 @@ def _has_fixed_budget(speculation: Speculation) -> bool:
     """True if the same number of drafts is asked for in every round."""
     budget = speculation.budget()
     budget.close()
-    return isinstance(budget, FixedBudget)
+    return budget.repeats
 
 
 def _counted(cases: Sequence[Case], *, first_only: bool) -> list[Counters]:
@@ -237,7 +237,7 @@ def _drafts(case: Case) -> list[tuple[int, int, int]]:
     return [(one.proposed, one.verified, one.accepted) for one in counters]
 
 
-def _calibrate(engine: Engine, run: Measured, tools: Tools) -> Calibrated:
+def _calibrate(engine: EngineFacade, run: Measured, tools: Tools) -> Calibrated:
     settings, width = run.settings, engine.speculation.windows.width
     rows = [n for n in ROWS if n < width] + [width]
     tools.progress("calibrating passes", 0, 1)

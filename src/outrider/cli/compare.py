@@ -9,7 +9,7 @@ from outrider.cli.request import Request
 
 if TYPE_CHECKING:
     from outrider.assemble.engine import Engine
-    from outrider.engine.engine import GenerationResult
+    from outrider.engine.facade import GenerationResult
 
 WARM_UP_TOKENS = 16
 

@@ -17,11 +17,11 @@ from outrider.cli.request import Request
 from outrider.cli.terminal import OutputFile, end_line, put, say, table
 from outrider.config.show import lines
 from outrider.errors import ConfigError
-from outrider.telemetry.table import rows
+from outrider.telemetry.counters import table_rows
 
 if TYPE_CHECKING:
     from outrider.assemble.engine import Engine
-    from outrider.engine.engine import Generation
+    from outrider.engine.facade import Generation
 
 INTERRUPTED = 130
 
@@ -196,6 +196,6 @@ def _deliver(generation: "Generation", state: Run, **extra: object) -> None:
         put(text[len(printed) :])
         end_line(text)
     if state.flags.stats:
-        table(rows(result.timings), f"{result.finish_reason}, seed {result.seed}")
+        table(table_rows(result.timings), f"{result.finish_reason}, seed {result.seed}")
         for line in result.budget:
             say(line)

@@ -8,7 +8,7 @@ from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.assemble.engine import Engine
-    from outrider.engine.engine import Generation
+    from outrider.engine.facade import Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ import torch
 
 from outrider.costs.timing import Pass, passes, per_rows, timed_window, windows_of
 from outrider.models.decoder import Decoder, Layer
-from outrider.stage.base import PickerFactory
-from outrider.stage.frame import Frame
+from outrider.stage.base import Frame
 from outrider.stage.local import LocalStage
 from outrider.stage.wire import decode, encode
 
@@ -43,7 +42,7 @@ class LayerTimes:
 
 
 @torch.inference_mode()
-def measure_layers(decoder: Decoder, picker: PickerFactory) -> LayerTimes:
+def measure_layers(decoder: Decoder) -> LayerTimes:
     """Time the parts of a whole model's pass, each kind of layer by its own passes."""
     kinds = decoder.config.layer_kinds
 
@@ -57,7 +56,7 @@ def measure_layers(decoder: Decoder, picker: PickerFactory) -> LayerTimes:
         own = [one for one, name in zip(decoder.layers, kinds, strict=True) if name == kind]
         layer[kind] = [_rest(a, b) / len(own) for a, b in zip(timed(own), none, strict=True)]
     headless = _measure(passes(replace(decoder, layers=()), whole=decoder, head=False))
-    with windows_of(LocalStage(decoder, "log", 0, picker), final=True) as run:
+    with windows_of(LocalStage(decoder, "log", 0), final=True) as run:
         whole, part = timed(decoder.layers), _measure(run)
     beside = [_rest(a, b) for a, b in zip(part, whole, strict=True)]
     return LayerTimes(
@@ -81,7 +80,5 @@ def _measure(run: Pass) -> list[float]:
 def _hand_on(decoder: Decoder, rows: int) -> None:
     """Turn a frame of hidden states into a message and back."""
     hidden = torch.zeros(rows, decoder.config.hidden_size, dtype=decoder.dtype)
-    _, header, *payload = encode(
-        Frame(window=timed_window(0, rows, final=True), hidden=hidden), 0.0
-    )
+    _, header, *payload = encode(Frame.of(timed_window(0, rows, final=True), hidden=hidden), 0.0)
     decode(header, b"".join(payload))

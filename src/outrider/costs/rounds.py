@@ -140,7 +140,7 @@ def read_taps(stage: Stage, tokens: Sequence[int], taps: Sequence[int]) -> Tenso
                 session=READING, id=start, epoch=0, start=start, floor=end, tokens=piece, wanted=0
             )
         )
-        rows += [reply.taps for reply in stage.poll() if isinstance(reply.taps, Tensor)]
+        rows += [reply.taps for reply in stage.run_batch() if isinstance(reply.taps, Tensor)]
     stage.close(READING)
     return torch.cat(rows)
 
@@ -209,7 +209,7 @@ class _Place:
                 wanted=wanted,
             )
         )
-        replies = [reply for reply in self._stage.poll() if reply.session == self._session]
+        replies = [reply for reply in self._stage.run_batch() if reply.session == self._session]
         if len(replies) != 1 or replies[0].id != number:
             raise StageError(f"the stage did not answer window {number} of the calibration.")
         return replies[0]

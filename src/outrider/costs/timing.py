@@ -157,7 +157,7 @@ def windows_of(stage: Stage, *, final: bool = False) -> Iterator[Pass]:
             stage.open(TIMED, SamplingParams(), 1)
             place = 0
         stage.submit(timed_window(place, rows, session=TIMED, final=final))
-        stage.poll()
+        stage.run_batch()
         place += rows
 
     try:

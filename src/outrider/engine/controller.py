@@ -21,6 +21,7 @@ from itertools import count, islice, repeat
 
 from outrider.costs.acceptance import Acceptance
 from outrider.costs.batch_model import BatchCostModel, Costs
+from outrider.engine.draft_budget import Budget
 from outrider.records import Draft
 
 CONFIDENCE_STEPS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
@@ -67,7 +68,7 @@ class Burst:
     hits: int = 0
 
 
-class Controller:
+class Controller(Budget):
     """Chooses for one engine; sessions that follow each other share what it learned.
 
     A round is `limit` (or `choose`), then `keep` on what was drafted, `share`, `timed` and `learn`.
@@ -118,12 +119,6 @@ class Controller:
             return draft
         length = self._prefix(draft)
         return _cut(draft, length) if length else None
-
-    def shape(self) -> None:
-        """One window at a time, as wide as what is drafted."""
-
-    def answered(self, waited_ms: float, verify_ms: float) -> None:
-        """Nothing waits but for the pass."""
 
     def share(self, rows: int, sessions: int, prompts: int) -> None:
         """The pass decoded `sessions` in `rows` rows, beside `prompts` rows of prompts."""

@@ -14,28 +14,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from outrider.errors import StageError
+from outrider.records import Window
 
 MAX_IN_FLIGHT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
-    """Rows to run: `tokens` at `start`, of which the last `drafts` are drafts with `sources`."""
-
-    id: int
-    epoch: int
-    start: int
-    tokens: tuple[int, ...]
-    sources: tuple[str, ...]
-    opens_epoch: bool
-
-    @property
-    def drafts(self) -> tuple[int, ...]:
-        return self.tokens[1:] if self.opens_epoch else self.tokens
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Outcome:
     """The outcome of one reply.
 
     tokens: newly committed ones, drafts first. accepted: how many of them were drafts. verified:
@@ -53,6 +38,11 @@ class Verdict:
     voided: int = 0
     stale: bool = False
 
+    @property
+    def source(self) -> str | None:
+        """Proposer of the window's first draft."""
+        return self.sources[0] if self.sources else None
+
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
@@ -68,9 +58,9 @@ class Ledger:
     runahead: int | None = None
     epoch: int = 0
     _next_id: int = 0
-    _flights: deque[Issued] = field(default_factory=deque)
+    _flights: deque[Window] = field(default_factory=deque)
     _queue: list[int] = field(default_factory=list)
-    _sources: list[str] = field(default_factory=list)  # of what is queued
+    _sources: list[str] = field(default_factory=list)  # of what is in flight, live, and queued
     _end: int | None = None  # position after the newest live row; None: the epoch has not begun
 
     @property
@@ -124,41 +114,47 @@ class Ledger:
         self._queue += tokens
         self._sources += [source] * len(tokens)
 
-    def issue(self, pending: int) -> Issued:
-        """The next window: the pending token first if it opens the epoch, then queued drafts."""
+    def issue(self, pending: int, session: int = 0, draft_probs: object | None = None) -> Window:
+        """The next window: the pending token first if it opens the epoch, then queued drafts.
+
+        Positions up to the pending one are final.
+        """
         room, opens = self.row_room, not self.begun
         if room == 0 or (self.begun and not self._queue):
             raise StageError("no window can be issued now: nothing to send or no room for it.")
-        tokens = tuple(self._queue[: room - opens])
-        sources = tuple(self._sources[: len(tokens)])
-        del self._queue[: len(tokens)], self._sources[: len(tokens)]
+        drafts = tuple(self._queue[: room - opens])
+        tokens = (pending, *drafts) if opens else drafts
+        del self._queue[: len(drafts)]
         start = self.length - 1 if self._end is None else self._end
-        issued = Issued(
-            self._next_id,
-            self.epoch,
-            start,
-            (pending, *tokens) if opens else tokens,
-            sources,
-            opens,
+        window = Window(
+            session=session,
+            id=self._next_id,
+            epoch=self.epoch,
+            start=start,
+            floor=self.length - 1 if drafts else start + 1,
+            tokens=tokens,
+            wanted=len(tokens),
+            opens_epoch=opens,
+            draft_probs=draft_probs if drafts else None,
         )
         self._next_id += 1
-        self._end = start + len(issued.tokens)
-        self._flights.append(issued)
-        return issued
+        self._end = window.end
+        self._flights.append(window)
+        return window
 
-    def judge(self, window_id: int, replied: tuple[int, ...]) -> Verdict:
-        """Settle the oldest window by its reply: one token of the target per row."""
+    def judge(self, window_id: int, replied: tuple[int, ...]) -> Outcome:
+        """Compare the oldest window with its reply: one token of the target per row."""
         if not self._flights or self._flights[0].id != window_id:
             owed = self._flights[0].id if self._flights else "none"
             raise StageError(f"reply to window {window_id} came out of order; owed is {owed}.")
         window = self._flights.popleft()
         if window.epoch != self.epoch:
-            return Verdict(stale=True)
+            return Outcome(stale=True)
         if len(replied) != len(window.tokens):
             raise StageError(
                 f"window {window_id} has {len(window.tokens)} rows, its reply {len(replied)}."
             )
-        return self._settle(window, replied)
+        return self._outcome(window, replied)
 
     def restart(self) -> int:
         """Forget what is in flight, as nothing of it will be answered; the next window opens an
@@ -167,24 +163,24 @@ class Ledger:
         self._flights.clear()
         return voided
 
-    def _settle(self, window: Issued, replied: tuple[int, ...]) -> Verdict:
+    def _outcome(self, window: Window, replied: tuple[int, ...]) -> Outcome:
         accepted = _agreeing(window, replied)
         drafts = window.drafts
+        sources = tuple(self._sources[: len(drafts)])
+        del self._sources[: len(drafts)]
         follower = self._follower()
         # The token after the last kept row; with everything kept it is the boundary.
         own = replied[accepted if window.opens_epoch else accepted - 1]
         whole = accepted == len(drafts)
         if whole and follower is not None and own == follower:
             self.length += accepted
-            return Verdict(
-                tokens=drafts, accepted=accepted, verified=len(drafts), sources=window.sources
-            )
+            return Outcome(tokens=drafts, accepted=accepted, verified=len(drafts), sources=sources)
         self.length += accepted + 1
-        return Verdict(
+        return Outcome(
             tokens=(*drafts[:accepted], own),
             accepted=accepted,
             verified=len(drafts),
-            sources=window.sources,
+            sources=sources,
             closes=True,
             rejected=not whole or follower is not None,
             voided=self._close_epoch(),
@@ -205,7 +201,7 @@ class Ledger:
         return voided
 
 
-def _agreeing(window: Issued, replied: tuple[int, ...]) -> int:
+def _agreeing(window: Window, replied: tuple[int, ...]) -> int:
     """Number of drafts of a window that stay. A later window's first draft was judged by the
     boundary before it, or its epoch would be void."""
     drafts = window.drafts

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from outrider.draft.base import DrafterSnapshot
 from outrider.engine.session import GRID, Session
-from outrider.stage.base import KeepingStage
+from outrider.stage.base import Stage
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class Prefix:
 class PrefixCache:
     """Prompts whose states a stage keeps, `max_bytes` at most."""
 
-    def __init__(self, stage: KeepingStage, max_bytes: int) -> None:
+    def __init__(self, stage: Stage, max_bytes: int) -> None:
         self.stage = stage
         self.bytes = 0
         self._max_bytes = max_bytes
         self._keys = count()
-        self._kept: dict[int, Prefix] = {}
+        self._prefixes: dict[int, Prefix] = {}
         self.faults = 0
 
     def attempt(self, what: Callable[[], T]) -> T | None:
@@ -66,7 +66,7 @@ class PrefixCache:
     @property
     def held(self) -> int:
         """Number of prefixes that are kept."""
-        return len(self._kept)
+        return len(self._prefixes)
 
     def find(self, owner: str, prompt: Sequence[int], taps: Sequence[int]) -> Prefix | None:
         """The longest prefix of `prompt`, shorter than it, that `owner` left here.
@@ -75,7 +75,7 @@ class PrefixCache:
         prefix will not come again.
         """
         best: Prefix | None = None
-        for prefix in self._kept.values():
+        for prefix in self._prefixes.values():
             size = len(prefix.tokens)
             longer = size < len(prompt) and (best is None or size > len(best.tokens))
             if longer and taps and (prefix.drafter is None or prompt[size] != prefix.follows):
@@ -83,33 +83,33 @@ class PrefixCache:
             if longer and prefix.owner == owner and prefix.tokens == tuple(prompt[:size]):
                 best = prefix
         if best is not None:
-            self._kept[best.key] = self._kept.pop(best.key)
+            self._prefixes[best.key] = self._prefixes.pop(best.key)
         return best
 
-    def keep(self, session: Session) -> None:
+    def snapshot(self, session: Session) -> None:
         """Copy the state of a session that has just consumed `keep_at` tokens of its prompt.
 
         One that is larger than the whole cache is not copied: nothing else would be left.
         """
-        if self.stage.copy_nbytes(session.id) > self._max_bytes:
+        if self.stage.snapshot_nbytes(session.id) > self._max_bytes:
             return
         *tokens, follows = session.tokens[: session.keep_at + 1]
-        for old in list(self._kept.values()):
+        for old in list(self._prefixes.values()):
             if old.owner == session.owner and old.tokens == tuple(tokens):
                 self._forget(old)
         key = next(self._keys)
-        size = self.stage.keep(session.id, key)
+        size = self.stage.snapshot(session.id, key)
         session.prefix = key
-        self._kept[key] = Prefix(
+        self._prefixes[key] = Prefix(
             key=key, owner=session.owner, tokens=tuple(tokens), follows=follows, size=size
         )
         self.bytes += size
-        self.keep_drafter(session, bool(session.taps))
+        self.snapshot_drafter(session, bool(session.taps))
         self._shrink()
 
-    def keep_drafter(self, session: Session, now: bool = True) -> None:
+    def snapshot_drafter(self, session: Session, now: bool = True) -> None:
         """Copy what a session's drafter knows beside the prefix that it left or began from."""
-        prefix, drafter = self._kept.get(session.prefix), session.drafter
+        prefix, drafter = self._prefixes.get(session.prefix), session.drafter
         if not now or prefix is None or drafter is None:
             return
         kept = drafter.snapshot()
@@ -124,17 +124,17 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Free everything."""
-        for prefix in list(self._kept.values()):
+        for prefix in list(self._prefixes.values()):
             self._forget(prefix)
 
     def _shrink(self) -> None:
-        while self.bytes > self._max_bytes and self._kept:
-            self._forget(next(iter(self._kept.values())))
+        while self.bytes > self._max_bytes and self._prefixes:
+            self._forget(next(iter(self._prefixes.values())))
 
     def _forget(self, prefix: Prefix) -> None:
-        del self._kept[prefix.key]
+        del self._prefixes[prefix.key]
         self.bytes -= prefix.size
-        self.stage.forget(prefix.key)
+        self.stage.drop_snapshot(prefix.key)
 
 
 def place_to_keep(prompt_len: int, reused: int) -> int:

@@ -1,8 +1,8 @@
 """One thread that owns an engine: a queue, admission, the loop, and events to whoever asked.
 
 A server stands on this, and knows no other part of the engine. All sequences move through the same
-loop as `Engine.generate`, packed into one pass; who is admitted is decided by the bytes of their
-states, and beside running ones prompts get a small share of each pass.
+loop as `EngineFacade.generate`, packed into one pass; who is admitted is decided by the bytes of
+their states, and beside running ones prompts get a small share of each pass.
 
 A failure of one request ends that one. What fails beyond that ends all of them with an error, and
 the engine is made anew where the scheduler was told how; meanwhile, and where that fails, requests
@@ -16,31 +16,30 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from outrider.engine.engine import (
+from outrider.engine.detokenizer import Detokenizer
+from outrider.engine.facade import (
     TEXT_CONTEXT,
-    Engine,
+    EngineFacade,
     Generation,
     GenerationResult,
     Prepared,
-    Tokenizer,
 )
 from outrider.engine.session import PREFILL_ROWS, Piece
-from outrider.engine.text import Detokenizer
 from outrider.errors import BusyError, DownError, OutriderError, RequestError, StageError
+from outrider.formats.tokenizer import Tokenizer
 from outrider.records import TokenLogprob
 from outrider.telemetry.counters import Counters, merge
 
 __all__ = [
     "Admission",
-    "ChatTokenizer",
     "Event",
     "GenerationResult",
     "Piece",
     "Prepared",
     "Scheduler",
-    "Snapshot",
+    "SchedulerFigures",
     "Ticket",
     "TokenLogprob",
 ]
@@ -56,17 +55,6 @@ MOST_REMAKES = 3
 
 Sink = Callable[[Event], None]
 """Takes the events of one request; called in the engine's thread, so it must not block."""
-
-
-class ChatTokenizer(Tokenizer, Protocol):
-    """Methods of a tokenizer that a server calls."""
-
-    @property
-    def has_chat_template(self) -> bool: ...
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]: ...
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
-    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes: ...
-    def token_name(self, token_id: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +81,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class SchedulerFigures:
     """Figures so far, running requests included; counters by method."""
 
     counters: Mapping[str, Counters]
@@ -112,7 +100,7 @@ class Shared:
     lock: threading.Condition = field(default_factory=threading.Condition)
     waiting: list[Ticket] = field(default_factory=list)
     running: list[Ticket] = field(default_factory=list)
-    asked: list[Future[Snapshot]] = field(default_factory=list)
+    asked: list[Future[SchedulerFigures]] = field(default_factory=list)
     draining: bool = False
     closing: bool = False
     down: str | None = None
@@ -128,10 +116,10 @@ class Scheduler:
 
     def __init__(
         self,
-        engine: Engine,
-        tokenizer: ChatTokenizer,
+        engine: EngineFacade,
+        tokenizer: Tokenizer,
         admission: Admission,
-        remake: Callable[[], Engine] | None = None,
+        remake: Callable[[], EngineFacade] | None = None,
     ) -> None:
         """`remake` makes the same engine anew after it has failed."""
         self.tokenizer = tokenizer
@@ -140,7 +128,7 @@ class Scheduler:
         self.max_length = engine.stage.max_length
         self.exact = engine.stage.exact
         self.defaults: Any = engine.sampling_defaults
-        self._engine: Engine | None = engine
+        self._engine: EngineFacade | None = engine
         self._remake = remake
         self._remakes = 0
         self._shared = Shared()
@@ -149,7 +137,7 @@ class Scheduler:
         self._thread.start()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineFacade:
         """The engine; DownError while there is none."""
         engine = self._engine
         if engine is None:
@@ -163,7 +151,7 @@ class Scheduler:
         return lambda token: text.push((token,))
 
     def prepare(self, prompt: str | Sequence[int], **options: Any) -> Prepared:
-        """`Engine.prepare`; also refuses what could never be admitted. In any thread."""
+        """`EngineFacade.prepare`; also refuses what could never be admitted. In any thread."""
         request = self.engine.prepare(prompt, **options)
         size, most = self.admission.state_bytes(request.longest), self.admission.max_bytes
         if size > most:
@@ -214,9 +202,9 @@ class Scheduler:
                 ticket.cancelled = True
             self._shared.lock.notify()
 
-    def snapshot(self) -> "Future[Snapshot]":
+    def snapshot(self) -> "Future[SchedulerFigures]":
         """Figures so far, taken between two passes."""
-        asked: Future[Snapshot] = Future()
+        asked: Future[SchedulerFigures] = Future()
         with self._shared.lock:
             if self._shared.closing:
                 asked.set_exception(BusyError("the server is going down."))
@@ -294,7 +282,7 @@ class Scheduler:
         with self._shared.lock:
             self._shared.down = reason
 
-    def _make_anew(self) -> Engine:
+    def _make_anew(self) -> EngineFacade:
         if self._remake is None:
             raise StageError("nobody said how")
         if self._remakes >= MOST_REMAKES:
@@ -334,14 +322,14 @@ class Scheduler:
                 except Exception as error:
                     one.set_exception(error)
 
-    def _count(self) -> Snapshot:
+    def _count(self) -> SchedulerFigures:
         shared, prefixes = self._shared, self.engine.prefixes
         parts = {method: [counters] for method, counters in self._totals.items()}
         for ticket in shared.running:
             if ticket.generation:
                 method = ticket.request.speculation.method
                 parts.setdefault(method, []).append(ticket.generation.counters)
-        return Snapshot(
+        return SchedulerFigures(
             counters={method: merge(found) for method, found in parts.items()},
             running=len(shared.running),
             waiting=len(shared.waiting),

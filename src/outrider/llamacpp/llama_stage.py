@@ -3,9 +3,8 @@
 from torch import Tensor
 
 from outrider.llamacpp.llama_model import LlamaModel
-from outrider.stage.base import PickerFactory
+from outrider.stage.layer_range import Due
 from outrider.stage.local import LocalStage
-from outrider.stage.part import Due
 from outrider.state.spec import Policy
 
 
@@ -14,10 +13,8 @@ class LlamaStage(LocalStage):
     picks greedily without torch: after a pass each call of it is a hundredth of a small model's
     step, or several."""
 
-    def __init__(
-        self, model: LlamaModel, policy: Policy, picker: PickerFactory, *, in_step: bool = True
-    ) -> None:
-        super().__init__(model, policy, model.context.snapshots, picker, in_step=in_step)
+    def __init__(self, model: LlamaModel, policy: Policy, *, in_step: bool = True) -> None:
+        super().__init__(model, policy, model.context.snapshots, in_step=in_step)
         self._model = model
 
     def _pass(self, due: list[Due]) -> tuple[Tensor, None]:

@@ -4,8 +4,11 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from outrider.errors import ConfigError
+from outrider.errors import CheckpointError, ConfigError
+from outrider.formats.files import read_json_or_empty
 
 MAX_SEED = 2**63 - 1
 REPETITION_PENALTIES = (1e-6, 1e6)
@@ -119,3 +122,30 @@ def _check_int(key: str, value: int, low: int, high: int | None, fix: str) -> No
     if value < low or (high is not None and value > high):
         allowed = f"{low} or more" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{key} = {value!r} is out of range; it must be {allowed} ({fix}).")
+
+
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p")
+
+
+def sampling_defaults(folder: Path) -> SamplingParams:
+    """Sampling of a request that says nothing; greedy where the file is absent, as beside GGUF.
+
+    As in transformers, temperature and filters count only beside `do_sample: true`, where the
+    temperature is 1 unless stated; a repetition penalty counts always. Raises CheckpointError for
+    values out of range.
+    """
+    file = folder / "generation_config.json"
+    values = _values(read_json_or_empty(file))
+    try:
+        return SamplingParams(**values)
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{file}: {error}") from None
+
+
+def _values(config: Mapping[str, Any]) -> dict[str, Any]:
+    names: tuple[str, ...] = ("repetition_penalty",)
+    values: dict[str, Any] = {}
+    if config.get("do_sample"):
+        names = (*_SAMPLED, *names)
+        values["temperature"] = 1.0
+    return values | {name: config[name] for name in names if config.get(name) is not None}

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from outrider.config.settings import ServerConfig
-from outrider.engine.scheduler import Scheduler, Snapshot
+from outrider.engine.scheduler import Scheduler, SchedulerFigures
 from outrider.errors import OutriderError
 from outrider.server import access
 from outrider.server.exchange import Exchange, Message, Receive, Send
@@ -127,7 +127,7 @@ class Service:
             raise found
         return found
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> SchedulerFigures:
         """Figures so far; raises Problem 503 where the engine does not say."""
         try:
             asked = asyncio.wrap_future(self.scheduler.snapshot())

@@ -13,7 +13,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from outrider.engine.scheduler import Event, Piece, Snapshot
+from outrider.engine.scheduler import Event, Piece, SchedulerFigures
 from outrider.server.problems import Problem
 from outrider.telemetry.counters import Counters
 
@@ -102,7 +102,7 @@ class Metrics:
         del sequences
         return Watch(self, time.monotonic())
 
-    def page(self, snapshot: Snapshot) -> bytes:
+    def page(self, snapshot: SchedulerFigures) -> bytes:
         """Everything in Prometheus' text form."""
         own = CollectorRegistry()
         own.register(_Collected(snapshot))
@@ -114,7 +114,7 @@ class Metrics:
 class _Collected:
     """The engine's own counts as a collector."""
 
-    snapshot: Snapshot
+    snapshot: SchedulerFigures
 
     def collect(self) -> Iterator[Metric]:
         yield from _gauges(self.snapshot)
@@ -153,7 +153,7 @@ class _Collected:
         yield _lengths(methods.items())
 
 
-def _gauges(snapshot: Snapshot) -> Iterator[Metric]:
+def _gauges(snapshot: SchedulerFigures) -> Iterator[Metric]:
     for name, value, text in (
         ("sequences_running", snapshot.running, "Sequences that run"),
         ("sequences_waiting", snapshot.waiting, "Sequences in the queue"),

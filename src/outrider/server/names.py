@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from outrider.engine.scheduler import ChatTokenizer, TokenLogprob
+from outrider.engine.scheduler import TokenLogprob
+from outrider.formats.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -12,7 +13,7 @@ class Names:
     May be used by several threads, which at worst work out the same.
     """
 
-    tokenizer: ChatTokenizer
+    tokenizer: Tokenizer
     _names: dict[int, str] = field(default_factory=dict)
     _bytes: dict[int, list[int]] = field(default_factory=dict)
 

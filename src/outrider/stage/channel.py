@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from outrider.errors import StageError, StageLost
-from outrider.stage.link import Link, LinkSettings, RealClock
+from outrider.stage.link import Clock, Link, LinkSettings
 from outrider.stage.wire import PREFIX, Failed, Message, decode, encode, say, sizes
 
 Ended = None
@@ -27,7 +27,7 @@ class Outbox:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._clock = RealClock()
+        self._clock = Clock()
         self._whole = True
         self._look: Look = lambda waited: None
 
@@ -69,7 +69,7 @@ class Inbox:
     ) -> None:
         self._end = end
         self._near = near
-        self._clock = RealClock()
+        self._clock = Clock()
         self._link: Link[Message | None] = Link(settings, seed)
         self._changed = threading.Condition()
         self._over = False

@@ -8,7 +8,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -33,15 +33,8 @@ LOCAL = LinkSettings()
 """No link at all."""
 
 
-class Clock(Protocol):
+class Clock:
     """Seconds from a common origin; the same in all processes of a machine."""
-
-    def now(self) -> float: ...
-    def sleep(self, seconds: float) -> None: ...
-
-
-class RealClock:
-    """The machine's monotonic clock."""
 
     def now(self) -> float:
         return time.monotonic()

@@ -4,15 +4,20 @@ Sockets lead from the coordinator to the first stage, from each to the next, and
 straight back. A stage ends when the side before it has gone, so none outlives the coordinator.
 """
 
+import logging
 import os
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from outrider.errors import StageError
+from outrider.errors import StageError, StageLost
+from outrider.records import Window
+from outrider.stage.base import Frame, Void
 from outrider.stage.channel import Inbox, Outbox
+from outrider.stage.layer_range import LayerRange
 from outrider.stage.link import LOCAL, LinkSettings
+from outrider.stage.wire import Audit, Close, Failed, Message, Open, Ready, say
 
 Command = Callable[[int, int, int], Sequence[str]]
 """The command of stage number `i`, given the numbers of its two sockets."""
@@ -107,3 +112,116 @@ def _stopped(process: subprocess.Popen[bytes]) -> bool:
 
 def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+LOG = logging.getLogger(__name__)
+
+
+def serve(part: LayerRange, inbox: Inbox, outbox: Outbox) -> None:
+    """Run until the side before has gone, or said that it failed."""
+    while True:
+        for message in inbox.take(0.0 if part.waiting else None):
+            if message is None:
+                return
+            if isinstance(message, Failed):
+                outbox.send(message)
+                return
+            _handle(part, message, outbox)
+        for frame in part.run():
+            if not part.is_tail or frame.is_answered:
+                _hand_on(frame, outbox, reply=part.is_tail)
+
+
+def _hand_on(frame: Frame, outbox: Outbox, *, reply: bool) -> None:
+    """Send what was made of a window; where that fits into no message, the fault of its session."""
+    try:
+        outbox.send(frame.reply if reply else frame)
+    except StageLost:
+        raise
+    except StageError as error:
+        failed = frame.ended(taps=None, tokens=(), logprobs=(), fault=error)
+        outbox.send(failed.reply if reply else failed)
+
+
+def _handle(part: LayerRange, message: Message, outbox: Outbox) -> None:
+    """Sessions and voids are passed on at once: they overtake the frames that wait here."""
+    if isinstance(message, Frame):
+        part.take(message)
+        return
+    if isinstance(message, Open):
+        _open(part, message, outbox)
+        return
+    if isinstance(message, Close):
+        _close(part, message.session)
+    elif isinstance(message, Void):
+        part.take(message)
+    elif isinstance(message, Audit):
+        part.check()
+        outbox.send(Audit((*message.counts, part.num_sessions)))
+        return
+    else:
+        raise StageError(f"a stage was sent {type(message).__name__}, which it has no use for.")
+    if not part.is_tail:
+        outbox.send(message)
+
+
+def _open(part: LayerRange, message: Open, outbox: Outbox) -> None:
+    """Begin a session here and further on; its fault is on its way where that fails here."""
+    failed: Exception | None = None
+    try:
+        part.open(message.session, message.sampling, message.prompt_len, message.taps)
+    except Exception as error:
+        failed = error
+    if not part.is_tail:
+        outbox.send(message)
+    if failed is not None:
+        nothing = Window(
+            session=message.session, id=-1, epoch=0, start=0, floor=1, tokens=(0,), wanted=0
+        )
+        _hand_on(Frame.of(nothing, fault=failed), outbox, reply=part.is_tail)
+
+
+def _close(part: LayerRange, session: int) -> None:
+    """End a session. A state that contradicts its bookkeeping has harmed nobody else."""
+    try:
+        part.check(session)
+    except Exception as error:
+        LOG.error("a session ended with a wrong state: %s", say(error))
+    part.close(session)
+
+
+def report_ready(part: LayerRange, inbox: Inbox | None, outbox: Outbox) -> bool:
+    """Say that this stage has loaded, once those before it have (`inbox` None: it is the first).
+
+    False if one of them has not: whoever waits for the last stage is told so, and the process ends.
+    """
+    exact = part.exact
+    for message in inbox.take() if inbox else ():
+        if not isinstance(message, Ready):
+            if message is not None:
+                outbox.send(message)
+            return False
+        exact = exact and message.exact
+    outbox.send(Ready(vocab_size=part.vocab_size, max_length=part.max_length, exact=exact))
+    return True
+
+
+def run(
+    name: str, load: Callable[[], LayerRange], inbox: Inbox, outbox: Outbox, *, first: bool
+) -> str | None:
+    """Load a stage, say so, and serve until the side before has gone.
+
+    Returns, and tells the side after, what failed here; None where it is that one which has gone.
+    """
+    try:
+        part = load()
+        if report_ready(part, None if first else inbox, outbox):
+            serve(part, inbox, outbox)
+    except Exception as error:
+        said = say(error)
+        try:
+            outbox.send(Failed(f"{name} failed: {said}"))
+        except StageError:
+            return None
+        return said
+    return None

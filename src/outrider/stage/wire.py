@@ -8,7 +8,7 @@ checked where a message arrives. Errors travel as text and arrive as StageErrors
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -19,22 +19,87 @@ from torch import Tensor
 from outrider.errors import OutriderError, StageError
 from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
-from outrider.stage.fields import (
-    MOST_TEXT,
-    Check,
-    count,
-    flag,
-    integer,
-    listed,
-    logprob,
-    milliseconds,
-    optional,
-    read,
-    size,
-    text,
-)
-from outrider.stage.frame import Frame, Void
+from outrider.stage.base import Frame, Void
 from outrider.state.rollback import Rollback
+
+Check = Callable[[Any], Any]
+"""Returns the value as the record holds it; raises ValueError for another type or range."""
+MOST = 1 << 63
+MOST_TEXT = 2000
+"""Characters of a reason or a fault."""
+
+
+def read(fields: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """The fields that `checks` name, each checked; there must be no others."""
+    if not isinstance(fields, dict) or fields.keys() != checks.keys():
+        raise ValueError(f"the fields are not {', '.join(checks)}")
+    return {name: check(fields[name]) for name, check in checks.items()}
+
+
+def integer(value: Any) -> int:
+    """A whole number of 64 bits."""
+    if type(value) is not int or not -MOST <= value < MOST:
+        raise ValueError("no whole number of 64 bits")
+    return value
+
+
+def count(value: Any) -> int:
+    """A whole number that is not negative."""
+    if integer(value) < 0:
+        raise ValueError("a negative number")
+    return int(value)
+
+
+def size(value: Any) -> int:
+    """A whole number above 0."""
+    if integer(value) < 1:
+        raise ValueError("no size")
+    return int(value)
+
+
+def flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("neither true nor false")
+    return value
+
+
+def milliseconds(value: Any) -> float:
+    """A finite number that is not negative."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("no time")
+    return float(value)
+
+
+def logprob(value: Any) -> float:
+    """A number below infinity; minus infinity is one of them, NaN is not."""
+    if type(value) not in (int, float) or not value < math.inf:
+        raise ValueError("no log-probability")
+    return float(value)
+
+
+def text(value: Any) -> str:
+    """At most `MOST_TEXT` characters that can be written anywhere."""
+    if not isinstance(value, str) or len(value) > MOST_TEXT:
+        raise ValueError("no text, or too long a one")
+    value.encode()  # Half a surrogate pair is a ValueError.
+    return value
+
+
+def listed(check: Check) -> Check:
+    """A list, as a tuple of values that pass `check`."""
+
+    def whole(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ValueError("no list")
+        return tuple(check(one) for one in value)
+
+    return whole
+
+
+def optional(check: Check) -> Check:
+    """None, or what passes `check`."""
+    return lambda value: None if value is None else check(value)
+
 
 PREFIX = struct.Struct("<IId")
 MOST_HEADER = 1 << 24
@@ -119,10 +184,6 @@ def encode(message: Message, sent: float) -> list[bytes]:
     return [PREFIX.pack(len(header), sum(map(len, payload)), sent), header, *payload]
 
 
-_APART = ("window", "hidden", "taps", "picked", "fault")
-"""Fields of a frame that travel in another form, or not at all."""
-
-
 def _frame_fields(frame: Frame) -> dict[str, Any]:
     if frame.window.draft_probs is not None:
         raise StageError(
@@ -131,8 +192,8 @@ def _frame_fields(frame: Frame) -> dict[str, Any]:
     return {
         "window": {n: getattr(frame.window, n) for n in Window.__slots__ if n != "draft_probs"},
         "has": [frame.hidden is not None, frame.taps is not None],
-        "fault": say(frame.fault) if frame.fault else None,
-        **{n: getattr(frame, n) for n in Frame.__slots__ if n not in _APART},
+        "fault": say(frame.reply.fault) if frame.reply.fault else None,
+        **{name: getattr(frame.reply, name) for name in _PASS if name != "fault"},
     }
 
 
@@ -252,7 +313,7 @@ def _frame(fields: Any, tensors: list[Tensor]) -> Frame:
         raise ValueError(f"tensors that have not the {rows} rows of their window")
     taps = tensors.pop() if has_taps else None
     hidden = tensors.pop() if has_hidden else None
-    return Frame(hidden=hidden, taps=taps, **values)
+    return Frame.of(values.pop("window"), hidden, taps=taps, **values)
 
 
 def _reply(fields: Any, tensors: list[Tensor]) -> Reply:

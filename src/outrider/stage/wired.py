@@ -8,18 +8,81 @@ waits notices nothing but the time.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from outrider.errors import StageError, StageLost
 from outrider.records import Reply, Window
 from outrider.sampling.params import SamplingParams
+from outrider.stage.base import Frame, Stage, Void, take_oldest
 from outrider.stage.channel import Inbox, Outbox
-from outrider.stage.frame import Frame, Void, take_oldest
-from outrider.stage.sent import AGAIN_ID, Sent
 from outrider.stage.wire import Audit, Close, Failed, Message, Open, Ready
+
+AGAIN_ROWS = 256
+"""Rows of a window that brings a fresh state to where a lost one stood."""
+AGAIN_ID = -2
+AGAIN_EPOCH = 1 << 62
+"""No void is about these: they hold final tokens."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """Windows that a session was sent: enough to bring its states back.
+
+    `running`: the stages hold its states. `losses`: how often they were lost. After a `fault`
+    nothing is sent any more: it answers all that is owed, and whatever comes.
+    """
+
+    opened: Open
+    tokens: list[int] = field(default_factory=list)
+    owed: deque[Window] = field(default_factory=deque)
+    voided: int = -1
+    running: bool = False
+    losses: int = 0
+    fault: Exception | None = None
+
+    def add(self, window: Window) -> bool:
+        """Take note of a window; returns whether it will be answered."""
+        del self.tokens[window.start :]
+        self.tokens += window.tokens
+        if window.wanted or self.opened.taps:
+            self.owed.append(window)
+            return True
+        return False
+
+    def history(self, end: int) -> Iterator[Window]:
+        """Windows that bring fresh states to position `end`."""
+        for start in range(0, end, AGAIN_ROWS):
+            tokens = tuple(self.tokens[start : min(start + AGAIN_ROWS, end)])
+            yield Window(
+                session=self.opened.session,
+                id=AGAIN_ID,
+                epoch=AGAIN_EPOCH,
+                start=start,
+                floor=start + len(tokens),
+                tokens=tokens,
+                wanted=0,
+            )
+
+    def fail(self, fault: Exception) -> list[Reply]:
+        """End the session; returns the answers that it was owed."""
+        self.fault = fault
+        owed, self.owed = self.owed, deque()
+        return [self.refuse(window) for window in owed]
+
+    def refuse(self, window: Window) -> Reply:
+        """The answer to a window after a `fault`."""
+        return Reply(session=window.session, id=window.id, fault=self.fault)
+
+    def skip_void(self) -> Iterator[Reply]:
+        """Answer windows of void epochs, which need no stage; they are the oldest owed."""
+        while self.owed and self.owed[0].id >= 0 and self.owed[0].epoch <= self.voided:
+            window = self.owed.popleft()
+            yield Reply(session=window.session, id=window.id, skipped=True)
+
 
 LOG = logging.getLogger(__name__)
 
@@ -62,14 +125,14 @@ class _UnansweredError(StageError):
     """Nothing will come of what is owed, and nobody knows which stage is to blame."""
 
 
-class WiredStage:
+class WiredStage(Stage):
     """Runs windows through the stages that `workers` start.
 
     Raises StageError, naming the stage, if one cannot start. Later the sessions bear what befalls
     the stages, and the next window finds these started anew: a session whose state was lost more
     often than `patience` allows fails, as do all that wait when no stage answers or they cannot
-    start anew. The replies owed to it then carry the fault. `poll` raises StageError if a stage
-    failed or answers out of order.
+    start anew. The replies owed to it then carry the fault. `run_batch` raises StageError if a
+    stage failed or answers out of order.
     """
 
     def __init__(self, workers: Workers, patience: Patience) -> None:
@@ -115,7 +178,9 @@ class WiredStage:
         with self._in_step():
             if not sent.add(window):  # Nothing to wait for: more of the prompt can follow at once.
                 self._answers.append(Reply(session=window.session, id=window.id))
-            if self._ways is not None:  # Else `poll` starts the stages anew and sends what is owed.
+            if (
+                self._ways is not None
+            ):  # Else `run_batch` starts the stages anew and sends what is owed.
                 self._deliver(sent, window)
 
     def void(self, session: int, epoch: int) -> None:
@@ -125,11 +190,10 @@ class WiredStage:
             if sent.running:
                 self._send(Void(session, epoch))
 
-    @property
-    def replied(self) -> bool:
+    def run_ready(self) -> bool:
         return bool(self._answers) or (self._ways is not None and self._ways[1].arrived)
 
-    def poll(self) -> list[Reply]:
+    def run_batch(self) -> list[Reply]:
         while not self._answers and any(sent.owed for sent in self._sent.values()):
             with self._in_step():
                 if self._ways is None:
@@ -233,8 +297,8 @@ class WiredStage:
                 sent.running = True
                 self._send(sent.opened)
                 for past in sent.history(window.start):
-                    self._send(Frame(window=past))
-            self._send(Frame(window=window))
+                    self._send(Frame.of(past))
+            self._send(Frame.of(window))
         except (StageLost, _UnansweredError):
             raise
         except StageError as error:  # It fits into no message, which is nobody else's business.

@@ -12,9 +12,10 @@ U+FFFD (Unicode's "maximal subpart"), and what surrounds it is as if it were not
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from outrider.errors import RequestError
+from outrider.formats.spelling import TokenBytes
+from outrider.formats.tokenizer import Tokenizer
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _MAX_UNFINISHED = 3
@@ -26,43 +27,8 @@ _MAX_PENDING = 24
 _UTF8 = getincrementaldecoder("utf-8")
 
 
-class Decoder(Protocol):
-    """The part of a tokenizer that is needed here."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, U+FFFD standing for bytes that are no character (yet)."""
-
-
-class Spelling(Protocol):
-    """The bytes of each token, where a text is the bytes of its tokens one after the other."""
-
-    @property
-    def strip(self) -> int:
-        """Spaces that a text loses at its start, as far as it has them."""
-
-    def __getitem__(self, token: int, /) -> bytes: ...
-
-
-@runtime_checkable
-class Spells(Decoder, Protocol):
-    """A decoder that knows the bytes of its tokens; None where its texts are made otherwise."""
-
-    @property
-    def spelling(self) -> Spelling | None: ...
-
-
-class _Machine(Protocol):
-    """Turns one token after the other into text."""
-
-    def push(self, token: int) -> str:
-        """Return the text that `token` completes."""
-
-    def flush(self) -> str:
-        """Return the text of what is unfinished; the output has ended."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FinalText:
     """Text that became final.
 
     `kept` of the tokens pushed are part of the output: all of them, or, where `stop` names the
@@ -78,14 +44,14 @@ class Piece:
 class Detokenizer:
     """Turns ids into text as soon as their characters are complete."""
 
-    def __init__(self, tokenizer: Decoder, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         """Start after `context`: some 5 ids before the output, not part of it.
 
         They matter to tokenizers that decode an id by the ones before (a leading space, say), and
         where they end inside a character, which is text of the output then.
         """
-        spelling = tokenizer.spelling if isinstance(tokenizer, Spells) else None
-        self._machine: _Machine = _Tail(tokenizer) if spelling is None else _Bytes(spelling)
+        known = tokenizer.spelling
+        self._machine = _Redecoded(tokenizer) if known is None else _Spelled(known)
         self.texts(context)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
@@ -101,10 +67,10 @@ class Detokenizer:
         return self._machine.flush()
 
 
-class _Bytes:
+class _Spelled:
     """Text of tokens whose bytes are known: an incremental UTF-8 decoder."""
 
-    def __init__(self, spelling: Spelling) -> None:
+    def __init__(self, spelling: TokenBytes) -> None:
         self._spelling = spelling
         self._strip = spelling.strip
         self._utf8 = _UTF8("replace")
@@ -124,14 +90,14 @@ class _Bytes:
         return text[lost:]
 
 
-class _Tail:
+class _Redecoded:
     """Text of tokens that only `decode` makes: a short tail is decoded again with each of them.
 
     `_behind` is where decoding starts: two or more clean pieces, `_known` their text. `_pending`
     are the ids after them, of whose text `_given` characters were returned.
     """
 
-    def __init__(self, tokenizer: Decoder) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._behind: list[int] = []
         self._last: list[int] = []
@@ -189,14 +155,14 @@ class TextStream:
     """The text of one output, cut at the first stop string."""
 
     def __init__(
-        self, tokenizer: Decoder, stops: Sequence[str] = (), context: Sequence[int] = ()
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), context: Sequence[int] = ()
     ) -> None:
         """Cut at any of `stops`, as `stop_strings` gives them; `context` as for `Detokenizer`."""
         self._detokenizer = Detokenizer(tokenizer, context)
         self._stops = stop_strings(stops)
         self._held = ""
 
-    def push(self, ids: Sequence[int]) -> Piece:
+    def push(self, ids: Sequence[int]) -> FinalText:
         """Return the text that `ids` complete; after a piece with a stop, push no more."""
         texts = self._detokenizer.texts(ids)
         whole = self._held + "".join(texts)
@@ -204,22 +170,22 @@ class TextStream:
             return self._cut(texts)
         free = len(whole) - _begun_stop(whole, self._stops)
         self._held = whole[free:]
-        return Piece(text=whole[:free], kept=len(ids))
+        return FinalText(text=whole[:free], kept=len(ids))
 
-    def flush(self) -> Piece:
+    def flush(self) -> FinalText:
         """Return the text held back; the output has ended. A stop string is still cut."""
         text, self._held = self._held + self._detokenizer.flush(), ""
         start, stop = _first_stop(text, self._stops) or (len(text), None)
-        return Piece(text=text[:start], kept=0, stop=stop)
+        return FinalText(text=text[:start], kept=0, stop=stop)
 
-    def _cut(self, texts: Sequence[str]) -> Piece:
-        """Return the piece up to the stop string that one of `texts`, a token's each, completes."""
+    def _cut(self, texts: Sequence[str]) -> FinalText:
+        """Return the text up to the stop string that one of `texts`, a token's each, completes."""
         text, hit, kept = self._held, None, 0
         while hit is None:
             text += texts[kept]
             hit, kept = _first_stop(text, self._stops), kept + 1
         self._held = ""
-        return Piece(text=text[: hit[0]], kept=kept, stop=hit[1])
+        return FinalText(text=text[: hit[0]], kept=kept, stop=hit[1])
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import torch
 from outrider.errors import StageError
 from outrider.records import Window
 from outrider.sampling.params import SamplingParams
-from outrider.stage.frame import Frame, Void
+from outrider.stage.base import Frame, Void
 from outrider.state.rollback import Rollback
 
 
@@ -16,7 +16,7 @@ def frame(start: int, epoch: int, rows: int = 3, **more) -> Frame:
     window = Window(
         session=0, id=number, epoch=epoch, start=start, floor=0, tokens=tokens, wanted=rows
     )
-    return Frame(window=window, **more)
+    return Frame.of(window, **more)
 
 
 def parts(hybrid):
@@ -42,16 +42,16 @@ def test_a_voided_window_is_answered_without_being_run(hybrid):
     first.take(frame(0, epoch=2))
     (skipped,), (fresh,) = first.run(), first.run()
     assert ran.hidden is not None
-    assert skipped.skipped
+    assert skipped.reply.skipped
     assert skipped.hidden is None
-    assert not fresh.skipped
+    assert not fresh.reply.skipped
     for message in (ran, skipped, fresh):
         last.take(message)
     answers = [last.run()[0] for _ in range(3)]
-    assert [bool(answer.picked) for answer in answers] == [True, False, True]
-    assert answers[0].picked == answers[2].picked  # the same rows, once taken back
-    assert answers[2].rollback == "log"
-    assert last._slots[0].state.length == 3
+    assert [bool(answer.reply.tokens) for answer in answers] == [True, False, True]
+    assert answers[0].reply.tokens == answers[2].reply.tokens  # the same rows, once taken back
+    assert answers[2].reply.rollback == "log"
+    assert last.held[0].state.length == 3
 
 
 def test_what_belongs_to_a_closed_session_is_dropped(hybrid):
@@ -69,7 +69,7 @@ def test_a_stage_without_recurrent_layers_is_known_by_its_layers(hybrid):
     states = []
     for part in made:
         part.open(0, SamplingParams(), 1)
-        states.append(part._slots[0].state)
+        states.append(part.held[0].state)
     assert [state.delta is None for state in states] == [False, False, True]
     assert [state.attention is None for state in states] == [True, False, False]
     assert states[0].rollback(4) is Rollback.CHECKPOINT
@@ -77,7 +77,7 @@ def test_a_stage_without_recurrent_layers_is_known_by_its_layers(hybrid):
 
 
 def test_a_stage_holds_its_own_tensors_only(hybrid):
-    first, middle, last = (part._decoder for part in hybrid.parts((1, 2, 1), "log", 4))
+    first, middle, last = (part.decoder for part in hybrid.parts((1, 2, 1), "log", 4))
     assert [len(part.layers) for part in (first, middle, last)] == [1, 2, 1]
     assert [part.embedding is None for part in (first, middle, last)] == [False, True, True]
     assert [part.head is None for part in (first, middle, last)] == [True, True, False]

@@ -10,8 +10,9 @@ from itertools import product
 
 import pytest
 
-from outrider.engine.ledger import MAX_IN_FLIGHT, Issued, Ledger, Verdict
+from outrider.engine.ledger import MAX_IN_FLIGHT, Ledger, Outcome
 from outrider.errors import StageError
+from outrider.records import Window
 
 PROMPT = (5, 3)
 WANTED = 5
@@ -40,7 +41,7 @@ class Run:
     agree: deque[bool]
     tokens: tuple[int, ...]
     consumed: tuple[int, ...] = ()
-    owed: deque[tuple[Issued, tuple[int, ...]]] = field(default_factory=deque)
+    owed: deque[tuple[Window, tuple[int, ...]]] = field(default_factory=deque)
     voided: set[int] = field(default_factory=set)
     accepted: int = 0
     closed: int = 0
@@ -65,7 +66,6 @@ class Run:
         assert window.opens_epoch is not begun
         expected = len(self.tokens) - 1 if window.opens_epoch else len(before)
         assert window.start == expected, "positions have a gap"
-        assert len(window.sources) == len(window.drafts)
         self.consumed = before[: window.start]
         replies = []
         for token in window.tokens:
@@ -92,7 +92,7 @@ class Run:
         verdict = self.ledger.judge(window.id, replies)
         assert self.ledger.length >= before, "a committed token was taken back"
         if window.id in self.voided:
-            assert verdict == Verdict(stale=True), "a voided window was judged"
+            assert verdict == Outcome(stale=True), "a voided window was judged"
             assert self.ledger.length == before
             return
         assert not verdict.stale
@@ -104,7 +104,7 @@ class Run:
             assert self.ledger.suffix == []
             assert not self.ledger.begun
 
-    def _compare(self, verdict: Verdict, window: Issued, dependents: list[int]) -> None:
+    def _compare(self, verdict: Outcome, window: Window, dependents: list[int]) -> None:
         """As many drafts stay as agree; the epoch goes on if the dependent one agrees too."""
         right = TRUTH[len(self.tokens) :]
         accepted = 0
@@ -113,12 +113,12 @@ class Run:
         goes_on = accepted == len(window.drafts) and dependents[:1] == [right[accepted]]
         assert (verdict.accepted, verdict.closes) == (accepted, not goes_on)
 
-    def _commit(self, verdict: Verdict, window: Issued) -> None:
+    def _commit(self, verdict: Outcome, window: Window) -> None:
         self.tokens += verdict.tokens
         assert self.tokens == TRUTH[: len(self.tokens)], "a wrong token was committed"
         assert self.ledger.length == len(self.tokens)
         assert len(verdict.tokens) == verdict.accepted + verdict.closes
-        assert verdict.verified == len(window.drafts)
+        assert verdict.verified == len(window.drafts) == len(verdict.sources)
         assert verdict.tokens[: verdict.accepted] == window.drafts[: verdict.accepted]
         self.accepted += verdict.accepted
         self.closed += verdict.closes
@@ -268,7 +268,7 @@ def second_follower(ledger: Ledger) -> int | None:
     return dependents[min(1, len(dependents) - 1)] if dependents else None
 
 
-def wrong_rows(window: Issued, replied: tuple[int, ...]) -> int:
+def wrong_rows(window: Window, replied: tuple[int, ...]) -> int:
     """A planted fault: a draft is compared with the reply of its own row."""
     pairs = zip(window.drafts, replied[window.opens_epoch :], strict=False)
     return next((i for i, (draft, own) in enumerate(pairs) if draft != own), len(window.drafts))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
-from outrider.engine.text import Detokenizer, TextStream
+from outrider.engine.detokenizer import Detokenizer, TextStream
 from outrider.errors import RequestError
 
 SAMPLES = [
@@ -43,6 +44,11 @@ def byte_level() -> Tokenizer:
 def spell(text: str) -> str:
     """The visible spelling of a text's bytes in byte-level vocabularies."""
     return ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0]
+
+
+def by_decoding(tokenizer: Tokenizer) -> SimpleNamespace:
+    """A tokenizer whose texts are not the bytes of its tokens."""
+    return SimpleNamespace(decode=tokenizer.decode, spelling=None)
 
 
 def byte_fallback() -> Tokenizer:
@@ -79,7 +85,7 @@ def cut(ids: Sequence[int], seed: int) -> list[list[int]]:
 def stream(ids: Sequence[int], stops: Sequence[str], seed: int) -> tuple[str, int, str | None]:
     """Return (text, tokens kept, stop) of a whole output pushed in batches."""
     text, kept = "", 0
-    writer = TextStream(BYTES, stops)
+    writer = TextStream(by_decoding(BYTES), stops)
     for batch in cut(ids, seed):
         piece = writer.push(batch)
         text, kept = text + piece.text, kept + piece.kept
@@ -94,7 +100,7 @@ def test_characters_split_over_tokens_come_out_whole(text: str) -> None:
     ids = BYTES.encode(text).ids
     assert not text or len(ids) > len(text) or text.isascii()
     for seed in range(6):
-        writer = Detokenizer(BYTES)
+        writer = Detokenizer(by_decoding(BYTES))
         pieces = [writer.push(batch) for batch in cut(ids, seed)]
         if "\N{REPLACEMENT CHARACTER}" not in text:
             assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
@@ -106,7 +112,7 @@ def test_characters_split_over_tokens_come_out_whole(text: str) -> None:
 def test_any_tokens_at_all_give_the_text_of_decoding_them_at_once(
     ids: list[int], seed: int
 ) -> None:
-    writer = Detokenizer(BYTES)
+    writer = Detokenizer(by_decoding(BYTES))
     pieces = [writer.push(batch) for batch in cut(ids, seed)]
     assert "".join(pieces) + writer.flush() == BYTES.decode(ids)
 
@@ -114,7 +120,7 @@ def test_any_tokens_at_all_give_the_text_of_decoding_them_at_once(
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="aé東🙂 \n", max_size=40), st.integers(0, 99))
 def test_text_is_never_late_by_more_than_one_character(text: str, seed: int) -> None:
-    writer, done = Detokenizer(BYTES), ""
+    writer, done = Detokenizer(by_decoding(BYTES)), ""
     for token in BYTES.encode(text).ids:
         done += writer.push([token])
         assert text.startswith(done)
@@ -123,7 +129,7 @@ def test_text_is_never_late_by_more_than_one_character(text: str, seed: int) -> 
 
 def test_a_half_character_at_the_end_is_shown_as_decoding_shows_it() -> None:
     ids = BYTES.encode("ok 🙂").ids[:-1]
-    writer = Detokenizer(BYTES)
+    writer = Detokenizer(by_decoding(BYTES))
     assert "".join(writer.push([token]) for token in ids) == "ok "
     assert writer.flush() == "\N{REPLACEMENT CHARACTER}"
     assert writer.flush() == ""
@@ -133,6 +139,8 @@ def test_only_a_short_tail_is_decoded() -> None:
     longest = 0
 
     class Watched:
+        spelling = None
+
         def decode(self, ids: Sequence[int]) -> str:
             nonlocal longest
             longest = max(longest, len(ids))
@@ -149,9 +157,9 @@ def test_only_a_short_tail_is_decoded() -> None:
 
 def test_leading_spaces_survive_between_pieces() -> None:
     ids = [FALLBACK.token_to_id(token) for token in ("▁Hello", "▁world", "!", "▁world")]
-    writer = Detokenizer(FALLBACK)
+    writer = Detokenizer(by_decoding(FALLBACK))
     assert [writer.push([token]) for token in ids] == ["Hello", " world", "!", " world"]
-    behind_prompt = Detokenizer(FALLBACK, context=ids[:1])
+    behind_prompt = Detokenizer(by_decoding(FALLBACK), context=ids[:1])
     assert [behind_prompt.push([token]) for token in ids[1:]] == [" world", "!", " world"]
 
 
@@ -167,7 +175,7 @@ def test_byte_fallback_tokens_come_out_whole(text: str, seed: int) -> None:
             else [FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in letter.encode()]
         )
     ]
-    writer = Detokenizer(FALLBACK)
+    writer = Detokenizer(by_decoding(FALLBACK))
     pieces = [writer.push(batch) for batch in cut(ids, seed)]
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     assert "".join(pieces) + writer.flush() == text
@@ -198,7 +206,7 @@ def test_a_stop_string_is_found_at_any_split(text: str, stops: list[str]) -> Non
 
 
 def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
-    writer = TextStream(BYTES, ["END"])
+    writer = TextStream(by_decoding(BYTES), ["END"])
     pushed = [writer.push(BYTES.encode(part).ids).text for part in ("xE", "N", "x", "E", "N")]
     assert pushed == ["x", "", "ENx", "", ""]
     assert writer.flush().text == "EN"
@@ -206,15 +214,15 @@ def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
 
 def test_tokens_behind_the_one_that_completes_the_stop_are_dropped() -> None:
     ids = BYTES.encode("one\n\ntwo").ids
-    piece = TextStream(BYTES, ["\n\n"]).push(ids)
+    piece = TextStream(by_decoding(BYTES), ["\n\n"]).push(ids)
     assert (piece.text, piece.kept, piece.stop) == ("one", 5, "\n\n")
 
 
 def test_without_stops_nothing_is_held_back() -> None:
-    piece = TextStream(BYTES).push(BYTES.encode("abc").ids)
+    piece = TextStream(by_decoding(BYTES)).push(BYTES.encode("abc").ids)
     assert (piece.text, piece.kept, piece.stop) == ("abc", 3, None)
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(RequestError, match="would end every output at once"):
-        TextStream(BYTES, ["x", ""])
+        TextStream(by_decoding(BYTES), ["x", ""])

@@ -1,7 +1,6 @@
 """The facade that the command line, the server and the benchmarks stand on. Synchronous.
 
-Knows protocols only: which stage, drafter or tokenizer it was given is decided in
-`outrider.assemble`.
+Which stage and drafter it was given is decided in `outrider.assemble`.
 """
 
 import logging
@@ -10,30 +9,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Protocol
 
 from outrider.draft.base import Drafter
-from outrider.engine.budget import Budget, FixedBudget
+from outrider.engine.detokenizer import TextStream, stop_strings
+from outrider.engine.draft_budget import Budget, FixedBudget
 from outrider.engine.ledger import Ledger
 from outrider.engine.loop import step, survivors
 from outrider.engine.prefix import Prefix, PrefixCache, place_to_keep
-from outrider.engine.request import check_count, check_flag, check_sampling, encode_prompt
+from outrider.engine.request_checks import check_count, check_flag, check_sampling, encode_prompt
 from outrider.engine.session import (
     PREFILL_ROWS,
     FinishReason,
     Limits,
     Piece,
     Session,
-    end_drafting,
-    fail,
-    finish,
-    restart,
 )
-from outrider.engine.text import TextStream, stop_strings
 from outrider.errors import ConfigError, RequestError
+from outrider.formats.tokenizer import Tokenizer
 from outrider.records import TokenLogprob
 from outrider.sampling.params import SamplingParams
-from outrider.stage.base import KeepingStage, Stage
+from outrider.stage.base import Stage
 from outrider.telemetry.counters import Counters, timings
 
 LOG = logging.getLogger(__name__)
@@ -42,15 +37,6 @@ MOST_FAILURES = 5
 """Passes that fail in a row, after which it is not the requests' fault."""
 TEXT_CONTEXT = 5
 """Prompt tokens shown to the detokeniser: some tokenizers decode a token by the ones before it."""
-
-
-class Tokenizer(Protocol):
-    """Methods of a tokenizer that the engine calls."""
-
-    @property
-    def end_tokens(self) -> frozenset[int]: ...
-    def encode(self, text: str, *, most: int | None = None) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +119,7 @@ class Generation:
     ended the request (`fault`), after the pieces that came before it.
     """
 
-    _engine: "Engine"
+    _engine: "EngineFacade"
     _session: Session
     _given: list[Piece] = field(default_factory=list)
 
@@ -154,7 +140,7 @@ class Generation:
     def close(self) -> None:
         """End the request, cancelling it if it still runs."""
         if not self._session.done:
-            finish(self._session, "cancelled")
+            self._session.finish("cancelled")
         self._engine.release(self._session)
 
     def __del__(self) -> None:
@@ -201,7 +187,7 @@ class Generation:
         )
 
 
-class Engine:
+class EngineFacade:
     """Generates text with a target, speculating where it was told to."""
 
     backend = "torch"
@@ -398,7 +384,7 @@ class Engine:
         except ConfigError:
             raise
         except Exception as error:
-            end_drafting(session, error)
+            session.end_drafting(error)
             return None
         if drafter.needs.taps and not speculation.windows.serial:
             raise ConfigError(
@@ -422,7 +408,7 @@ class Engine:
         if self.prefixes:
             for session in self._sessions.values():
                 if session.prefilled == session.keep_at > 0 and not session.done:
-                    self.prefixes.attempt(partial(self.prefixes.keep, session))
+                    self.prefixes.attempt(partial(self.prefixes.snapshot, session))
                     session.keep_at = 0
 
     def _recover(self, error: Exception) -> None:
@@ -440,12 +426,12 @@ class Engine:
         on its way under the old one is nobody's any more."""
         self._close_on_stage(session.id)
         del self._sessions[session.id]
-        restart(session, next(self._ids))
+        session.restart(next(self._ids))
         self._sessions[session.id] = session
         try:
             self._open(session)
         except Exception as error:
-            fail(session, error)
+            session.fail(error)
 
     @property
     def decoding(self) -> bool:
@@ -458,7 +444,7 @@ class Engine:
             return
         self._close_on_stage(session.id)
         if self.prefixes and not session.taps and session.fault is None:
-            self.prefixes.attempt(partial(self.prefixes.keep_drafter, session))
+            self.prefixes.attempt(partial(self.prefixes.snapshot_drafter, session))
         for part in (session.budget, session.drafter):
             if part is not None:
                 self._quietly(part.close)
@@ -487,16 +473,16 @@ class Engine:
         self._closed = True
         for session in list(self._sessions.values()):
             if not session.done:
-                finish(session, "cancelled")
+                session.finish("cancelled")
             self.release(session)
         if self.prefixes:
             self._quietly(self.prefixes.clear)
         self.stage.shutdown()
 
 
-def _begin_from(known: Prefix, session: Session, stage: KeepingStage) -> bool:
+def _begin_from(known: Prefix, session: Session, stage: Stage) -> bool:
     """Open a session on the stage where a kept prefix ends, its drafter with it."""
-    stage.open_kept(session.id, session.sampling, session.tokens, known.key, session.taps)
+    stage.open_from(known.key, session.id, session.sampling, session.tokens, session.taps)
     if known.drafter and session.drafter:
         session.drafter.restore(known.drafter)
     session.prefix, reused = known.key, len(known.tokens)

@@ -1,28 +1,18 @@
 """State of a session where logits become tokens: settings, randomness, counts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from outrider.errors import ConfigError, StageError
-from outrider.records import TokenLogprob, Window
-from outrider.sampling.counts import TokenCounts
+from outrider.records import SamplerOutput, TokenLogprob, Window
+from outrider.sampling.logits import TokenCounts
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key
-from outrider.verify import greedy, matching, rejection
-from outrider.verify.rows import Pick, Rows
+from outrider.verify.verifiers import LogitRows, Pick, pick_greedy, pick_matching, pick_rejection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
-    """The target's token after each wanted row, and its log-probability if asked for."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-class Tail:
+class Sampler:
     """Picks the target's tokens for one session, window by window."""
 
     def __init__(
@@ -31,12 +21,11 @@ class Tail:
         history: Sequence[int] = (),
         *,
         prompt_len: int | None = None,
-        choice: int = 0,
     ) -> None:
         """Open a session whose prompt is the first `prompt_len` tokens of `history` (None: all).
 
-        `history` is copied, and only if penalties need it. `choice` tells apart the choices of
-        one request. Raises ConfigError if a seed is needed and missing (see `with_seed`).
+        `history` is copied, and only if penalties need it. Raises ConfigError if a
+        seed is needed and missing (see `with_seed`).
         """
         if sampling.seed is None and not sampling.greedy:
             raise ConfigError(
@@ -44,12 +33,12 @@ class Tail:
                 "SamplingParams.with_seed() before it is opened."
             )
         self._sampling = sampling
-        self._key = Key(seed=sampling.seed or 0, choice=choice)
-        self._counts = TokenCounts(history, prompt_len=prompt_len) if sampling.penalized else None
+        self._key = Key(seed=sampling.seed or 0, choice=sampling.choice)
+        self.counts = TokenCounts(history, prompt_len=prompt_len) if sampling.penalized else None
 
     def pick(
         self, window: Window, logits: torch.Tensor, largest: Sequence[int] | None = None
-    ) -> Picked:
+    ) -> SamplerOutput:
         """Return the target's token after each wanted row of `window`.
 
         `logits` [window.wanted, vocab]: the rows wanted, i.e. the window's last ones. Windows may
@@ -66,34 +55,34 @@ class Tail:
                 f"{list(logits.shape)}; hand over the last rows only."
             )
         known = unwanted + len(given)
-        self._enter(window, known)
+        self.enter(window, known)
         if known == len(window.tokens):
-            return Picked(tokens=window.given, logprobs=self._logprobs(logits, given))
-        rows = Rows(
+            return SamplerOutput(tokens=window.given, logprobs=self._logprobs(logits, given))
+        rows = LogitRows(
             logits=logits[len(given) :] if given else logits,
             inputs=window.tokens[known:],
             position=window.start + known + 1,
             draft_probs=_draft_probs(window, known),
             largest=None if largest is None else largest[len(given) :],
         )
-        tokens = given + self._verifier(rows)(rows, self._sampling, self._key, self._counts)
-        return Picked(tokens=tuple(tokens), logprobs=self._logprobs(logits, tokens))
+        tokens = given + self._verifier(rows)(rows, self._sampling, self._key, self.counts)
+        return SamplerOutput(tokens=tuple(tokens), logprobs=self._logprobs(logits, tokens))
 
     def cut(self, length: int) -> None:
         """Forget the tokens at `length` and after, as when a state settles there."""
-        if self._counts is not None:
-            self._counts.cut(length)
+        if self.counts is not None:
+            self.counts.cut(length)
 
-    def _enter(self, window: Window, known: int) -> None:
+    def enter(self, window: Window, known: int) -> None:
         """Let the counts end right before the input of the first row that is picked for."""
-        if self._counts is not None:
-            self._counts.cut(window.start)
-            self._counts.extend(window.tokens[:known])
+        if self.counts is not None:
+            self.counts.cut(window.start)
+            self.counts.extend(window.tokens[:known])
 
-    def _verifier(self, rows: Rows) -> Pick:
+    def _verifier(self, rows: LogitRows) -> Pick:
         if self._sampling.greedy:
-            return greedy.pick
-        return matching.pick if rows.draft_probs is None else rejection.pick
+            return pick_greedy
+        return pick_matching if rows.draft_probs is None else pick_rejection
 
     def _logprobs(self, logits: torch.Tensor, tokens: list[int]) -> tuple[TokenLogprob, ...]:
         top = self._sampling.logprobs
@@ -121,3 +110,8 @@ def _logprob(row: torch.Tensor, token: int, top: int) -> TokenLogprob:
     values = (best.values - normalizer).tolist()
     pairs = zip(best.indices.tolist(), values, strict=True)
     return TokenLogprob(token=token, logprob=float(row[token] - normalizer), top=tuple(pairs))
+
+
+def make_sampler(sampling: SamplingParams, prompt_len: int) -> Sampler:
+    """The sampler of a session; penalties need its prompt shown as windows."""
+    return Sampler(sampling, prompt_len=prompt_len)
