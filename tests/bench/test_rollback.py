@@ -12,7 +12,6 @@ from outrider.bench.run import Settings, measure
 from outrider.bench.workload import Prompt, Workload
 from outrider.engine.facade import EngineFacade
 from outrider.stage.local import LocalStage
-from outrider.verify.sampler import Sampler
 from tests.bench.world import Letters, ScriptedDrafter, World, make_engine
 from tests.helpers.checkpoints import save_model
 from tests.helpers.runs import make_decoder, random_tokens
@@ -32,7 +31,7 @@ def decoder(folder):
 
 
 def engine_on(decoder, policy, capacity, drafter) -> EngineFacade:
-    stage = LocalStage(decoder, policy, capacity, lambda params, n: Sampler(params, prompt_len=n))
+    stage = LocalStage(decoder, policy, capacity)
     return make_engine(stage, drafter)
 
 

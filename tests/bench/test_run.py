@@ -10,6 +10,7 @@ from outrider.bench import record, summary
 from outrider.bench.run import Settings, measure
 from outrider.costs.replay import Passage
 from outrider.costs.rounds import calibrate
+from outrider.engine.draft_budget import Budget
 from outrider.errors import ConfigError
 from tests.bench.world import (
     PROMPT,
@@ -189,7 +190,7 @@ def test_a_failed_gate_leaves_no_speed(world, drafter, fault, gate):
     assert all(not case.brackets for case in measured.cases)
 
 
-class Controlled:
+class Controlled(Budget):
     """A budget that follows its own mind."""
 
     def __init__(self, tokens):

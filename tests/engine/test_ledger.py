@@ -282,9 +282,9 @@ def nothing_voided(ledger: Ledger) -> int:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("outrider.engine.ledger.Ledger._follower", second_follower),
-        ("outrider.engine.ledger._agreeing", wrong_rows),
-        ("outrider.engine.ledger.Ledger._close_epoch", nothing_voided),
+        ("outrider.engine.ledger.Ledger.follower", second_follower),
+        ("outrider.engine.ledger.agreeing", wrong_rows),
+        ("outrider.engine.ledger.Ledger.close_epoch", nothing_voided),
     ],
 )
 def test_the_enumeration_catches_planted_faults(monkeypatch, name, fault):

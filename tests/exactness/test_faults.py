@@ -11,15 +11,15 @@ import pytest
 from outrider.engine.ledger import Ledger
 from outrider.errors import OutriderError
 from outrider.records import Window
-from outrider.stage.layer_range import Slot
+from outrider.stage.layer_range import StageSession
 from outrider.state.delta import DeltaState
 from outrider.state.sequence import SequenceState
 from outrider.verify.sampler import Sampler
 from tests.exactness.cells import Cell, check_cell
 
 settle = SequenceState.settle
-restore = Slot._restore
-return_to = Slot.return_to
+restore = StageSession.restore_to
+roll_back = StageSession.roll_back
 
 
 def settle_one_too_many(state: SequenceState, length: int) -> None:
@@ -38,12 +38,12 @@ def settle_attention_only(state: SequenceState, length: int) -> None:
             delta.slot(layer, chunk).wanted[:, row] *= 1.5
 
 
-def replay_one_too_many(slot: Slot, start: int) -> Sequence[int]:
+def replay_one_too_many(slot: StageSession, start: int) -> Sequence[int]:
     again = restore(slot, start)
     return [*again, slot.replay.rows[-1]] if slot.replay.rows else again
 
 
-def skip_rollback(slot: Slot, start: int) -> tuple[None, tuple[()]]:
+def skip_rollback(slot: StageSession, start: int) -> tuple[None, tuple[()]]:
     return None, ()
 
 
@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], Cell]] = {
         Cell(policy="snapshots", **PARTLY),
     ),
     "replay runs one row too many": (
-        "outrider.stage.layer_range.StageSession._restore",
+        "outrider.stage.layer_range.StageSession.restore_to",
         replay_one_too_many,
         Cell(policy="checkpoint", **PARTLY),
     ),
@@ -99,18 +99,18 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], Cell]] = {
         Cell(method="partly", policy="checkpoint"),
     ),
     "boundary compared one token late": (
-        "outrider.engine.ledger.Ledger._follower",
+        "outrider.engine.ledger.Ledger.follower",
         boundary_one_late,
         Cell(method="right", depth=4, width=4, count=2),
     ),
     "draft compared with the wrong row": (
-        "outrider.engine.ledger._agreeing",
+        "outrider.engine.ledger.agreeing",
         own_row,
         Cell(method="right", count=2),
     ),
-    "every draft accepted": ("outrider.engine.ledger._agreeing", accept_all, Cell(**PARTLY)),
+    "every draft accepted": ("outrider.engine.ledger.agreeing", accept_all, Cell(**PARTLY)),
     "penalties see rejected drafts": (
-        "outrider.verify.tail.Sampler._enter",
+        "outrider.verify.sampler.Sampler.enter",
         counts_not_cut,
         Cell(sampling="seeded", **PARTLY),
     ),

@@ -17,7 +17,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.errors import OutriderError, StageError
 from outrider.models.decoder import DecoderLayer
 from outrider.sampling.params import SamplingParams
-from outrider.stage.layer_range import LayerRange, Slot
+from outrider.stage.layer_range import LayerRange, StageSession
 from outrider.stage.local import ChainStage, LocalStage
 from outrider.verify.sampler import Sampler
 from tests.exactness.targets import SAMPLINGS, Letters, admission, engine, prompts
@@ -84,8 +84,8 @@ class Plant:
 PLANTS = {
     "sampler": Plant(Sampler, "pick", errors=1),
     "sampler, for the first token": Plant(Sampler, "pick", errors=1, early=True),
-    "rollback": Plant(Slot, "return_to", errors=1),
-    "preparing a window": Plant(Slot, "prepare", errors=1),
+    "rollback": Plant(StageSession, "roll_back", errors=1),
+    "preparing a window": Plant(StageSession, "prepare", errors=1),
     "propose": Plant(SuffixDrafter, "propose", drafters=1),
     "observe": Plant(SuffixDrafter, "observe", drafters=1),
     "observe, of the prompt": Plant(SuffixDrafter, "observe", drafters=1, early=True),
@@ -96,19 +96,19 @@ PLANTS = {
     "open": Plant(LayerRange, "open", errors=1, early=True),
     "submit": Plant(LocalStage, "submit", errors=1),
     "submit, of a prompt": Plant(LocalStage, "submit", errors=1, early=True),
-    "poll": Plant(LocalStage, "run_batch", restarts=True),
-    "poll, its answers lost": Plant(LocalStage, "run_batch", after=True, restarts=True),
-    "poll, of prompts": Plant(LocalStage, "run_batch", after=True, early=True, restarts=True),
+    "a pass": Plant(LocalStage, "run_batch", restarts=True),
+    "a pass, its answers lost": Plant(LocalStage, "run_batch", after=True, restarts=True),
+    "a pass, of prompts": Plant(LocalStage, "run_batch", after=True, early=True, restarts=True),
     "a layer of a shared pass": Plant(DecoderLayer, "__call__", after=True, restarts=True),
     "a layer of a pass over prompts": Plant(DecoderLayer, "__call__", early=True, restarts=True),
     "close": Plant(LayerRange, "close"),
     "close, after it was done": Plant(LayerRange, "close", after=True),
     "finding a prefix": Plant(PrefixCache, "find", early=True),
-    "keeping a prefix": Plant(PrefixCache, "keep", early=True),
-    "copying a prefix": Plant(LocalStage, "keep", early=True),
-    "keeping a drafter": Plant(PrefixCache, "keep_drafter"),
-    "beginning from a prefix": Plant(LocalStage, "open_kept", early=True),
-    "beginning from a prefix, half done": Plant(LocalStage, "open_kept", early=True, after=True),
+    "keeping a prefix": Plant(PrefixCache, "snapshot", early=True),
+    "copying a prefix": Plant(LocalStage, "snapshot", early=True),
+    "keeping a drafter": Plant(PrefixCache, "snapshot_drafter"),
+    "beginning from a prefix": Plant(LocalStage, "open_from", early=True),
+    "beginning from a prefix, half done": Plant(LocalStage, "open_from", early=True, after=True),
     "tokenizer": Plant(Letters, "decode", errors=1),
 }
 
@@ -141,7 +141,7 @@ def run(scheduler, outputs, fault, plant, settings, callers):
     return [caller.ended.get(timeout=SECONDS) for caller in callers]
 
 
-SEEDED = ("sampler", "rollback", "poll, its answers lost", "a layer of a shared pass")
+SEEDED = ("sampler", "rollback", "a pass, its answers lost", "a layer of a shared pass")
 CASES = [*((name, "greedy") for name in PLANTS), *((name, "seeded") for name in SEEDED)]
 
 
@@ -154,7 +154,7 @@ def test_a_fault_ends_one_request_at_most(hybrid, monkeypatch, caplog, name, sam
     own.prefixes = PrefixCache(stage, 1 << 30)
     scheduler = Scheduler(own, own.tokenizer, admission())
     try:
-        if plant.name == "open_kept":  # A first round leaves prefixes to begin from.
+        if plant.name == "open_from":  # A first round leaves prefixes to begin from.
             run(scheduler, outputs, Fault(), plant, SAMPLINGS[sampling], callers(outputs))
         fault = Fault(after=plant.after)
         monkeypatch.setattr(plant.owner, plant.name, fault.wrap(getattr(plant.owner, plant.name)))
@@ -172,7 +172,7 @@ def test_a_fault_ends_one_request_at_most(hybrid, monkeypatch, caplog, name, sam
         scheduler.close()
     assert stage.num_sessions == 0
     assert not own._sessions
-    assert not stage._kept
+    assert not stage.snapshots
 
 
 def callers(outputs):
@@ -226,14 +226,14 @@ def test_the_culprit_of_a_shared_pass_is_found(hybrid, monkeypatch):
     stage = hybrid.stage("log", 8)
     own = engine(stage, SuffixDrafter)
     scheduler = Scheduler(own, own.tokenizer, admission())
-    evil, work = outputs[3].tokens[6], LayerRange._pass
+    evil, work = outputs[3].tokens[6], LayerRange.run_pass
 
     def failing(part, due):
         if any(evil in one.frame.window.tokens and one.frame.window.start > 60 for one in due):
             raise PlantedError("planted")
         return work(part, due)
 
-    monkeypatch.setattr(LayerRange, "_pass", failing)
+    monkeypatch.setattr(LayerRange, "run_pass", failing)
     made = callers(outputs)
     try:
         for output, caller in zip(outputs, made, strict=True):

@@ -92,10 +92,10 @@ def test_a_prefix_larger_than_the_cache_leaves_the_others_there(makers, name):
     own = engine(stage, drafters[name], width=8, budget=4)
     own.prefixes = cache = PrefixCache(stage, 1 << 30)
     generate(own, FIRST[:100], {}, 4)
-    cache._max_bytes = small = cache.bytes
+    cache.max_bytes = small = cache.bytes
     assert cache.held == 1
-    copies, keep = [], stage.keep
-    stage.keep = lambda *given: (copies.append(given), keep(*given))[1]
+    copies, snapshot = [], stage.snapshot
+    stage.snapshot = lambda *given: (copies.append(given), snapshot(*given))[1]
     large = random_tokens(450, seed=9)
     expected = generate(engine(LocalStage(target, "log", 8), None), large, {}, 8)
     for _ in range(2):
@@ -115,8 +115,8 @@ def test_a_drafter_too_large_for_the_cache_leaves_the_prefix_there(makers):
     own.prefixes = cache = PrefixCache(stage, 1 << 30)
     request = own.begin(own.prepare(FIRST, max_tokens=8))
     own.step()
-    cache._max_bytes = cache.bytes  # the target's part alone
+    cache.max_bytes = cache.bytes  # the target's part alone
     assert len(list(request)) > 0
-    (kept,) = cache._kept.values()
+    kept = cache.find("", [*FIRST, *FIRST[:9]], ())
     assert kept.drafter is None
     assert generate(own, [*FIRST, *FIRST[:9]], {}, 8).counters.reused == 192

@@ -272,7 +272,7 @@ def test_a_failing_engine_tells_no_secrets(world, monkeypatch, caplog):
         raise RuntimeError("/secret/path")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.stage, "poll", failing)
+        patch.setattr(world.stage, "run_batch", failing)
         response = world.ask("/v1/completions", {"prompt": "a"})
     refused(response, 500, None, "the server's log says why")
     assert "secret" not in response.text

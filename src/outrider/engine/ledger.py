@@ -159,16 +159,16 @@ class Ledger:
     def restart(self) -> int:
         """Forget what is in flight, as nothing of it will be answered; the next window opens an
         epoch after the committed tokens. Returns how many live windows became void."""
-        voided = self._close_epoch()
+        voided = self.close_epoch()
         self._flights.clear()
         return voided
 
     def _outcome(self, window: Window, replied: tuple[int, ...]) -> Outcome:
-        accepted = _agreeing(window, replied)
+        accepted = agreeing(window, replied)
         drafts = window.drafts
         sources = tuple(self._sources[: len(drafts)])
         del self._sources[: len(drafts)]
-        follower = self._follower()
+        follower = self.follower()
         # The token after the last kept row; with everything kept it is the boundary.
         own = replied[accepted if window.opens_epoch else accepted - 1]
         whole = accepted == len(drafts)
@@ -183,16 +183,16 @@ class Ledger:
             sources=sources,
             closes=True,
             rejected=not whole or follower is not None,
-            voided=self._close_epoch(),
+            voided=self.close_epoch(),
         )
 
-    def _follower(self) -> int | None:
+    def follower(self) -> int | None:
         """The first draft that depends on the window just answered."""
         if self._flights:
             return self._flights[0].tokens[0]
         return self._queue[0] if self._queue else None
 
-    def _close_epoch(self) -> int:
+    def close_epoch(self) -> int:
         voided = self.live
         self.epoch += 1
         self._queue.clear()
@@ -201,7 +201,7 @@ class Ledger:
         return voided
 
 
-def _agreeing(window: Window, replied: tuple[int, ...]) -> int:
+def agreeing(window: Window, replied: tuple[int, ...]) -> int:
     """Number of drafts of a window that stay. A later window's first draft was judged by the
     boundary before it, or its epoch would be void."""
     drafts = window.drafts

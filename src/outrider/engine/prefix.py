@@ -40,7 +40,7 @@ class PrefixCache:
     def __init__(self, stage: Stage, max_bytes: int) -> None:
         self.stage = stage
         self.bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._keys = count()
         self._prefixes: dict[int, Prefix] = {}
         self.faults = 0
@@ -91,7 +91,7 @@ class PrefixCache:
 
         One that is larger than the whole cache is not copied: nothing else would be left.
         """
-        if self.stage.snapshot_nbytes(session.id) > self._max_bytes:
+        if self.stage.snapshot_nbytes(session.id) > self.max_bytes:
             return
         *tokens, follows = session.tokens[: session.keep_at + 1]
         for old in list(self._prefixes.values()):
@@ -116,7 +116,7 @@ class PrefixCache:
         if kept is None:
             return
         more = kept.nbytes - (prefix.drafter.nbytes if prefix.drafter else 0)
-        if prefix.size + more > self._max_bytes:
+        if prefix.size + more > self.max_bytes:
             return
         prefix.drafter, prefix.size = kept, prefix.size + more
         self.bytes += more
@@ -128,7 +128,7 @@ class PrefixCache:
             self._forget(prefix)
 
     def _shrink(self) -> None:
-        while self.bytes > self._max_bytes and self._prefixes:
+        while self.bytes > self.max_bytes and self._prefixes:
             self._forget(next(iter(self._prefixes.values())))
 
     def _forget(self, prefix: Prefix) -> None:

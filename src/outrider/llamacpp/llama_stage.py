@@ -17,7 +17,7 @@ class LlamaStage(LocalStage):
         super().__init__(model, policy, model.context.snapshots, in_step=in_step)
         self._model = model
 
-    def _pass(self, due: list[Due]) -> tuple[Tensor, None]:
+    def run_pass(self, due: list[Due]) -> tuple[Tensor, None]:
         tokens = [token for one in due for token in one.frame.window.tokens]
         return self._model.forward(tokens, [one.span for one in due]), None
 

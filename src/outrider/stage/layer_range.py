@@ -123,9 +123,9 @@ class StageSession:
             state.settle(start)
             self.replay.cut(start)
             return kind, ()
-        return Rollback.CHECKPOINT, self._restore(start)
+        return Rollback.CHECKPOINT, self.restore_to(start)
 
-    def _restore(self, start: int) -> Sequence[Row]:
+    def restore_to(self, start: int) -> Sequence[Row]:
         """Bring the newest checkpoint at or below `start` back; returns the rows up to there."""
         replay = self.replay
         usable = [saved for saved in replay.checkpoints if saved.length <= start]
@@ -311,7 +311,7 @@ class LayerRange:
         if not due:
             return failed
         try:
-            hidden, taps = self._pass(due)
+            hidden, taps = self.run_pass(due)
         except Exception as error:
             if len(due) > 1:
                 raise
@@ -332,7 +332,7 @@ class LayerRange:
                 failed.append(_failed(held, frame, error))
         return settled
 
-    def _pass(self, due: list[Due]) -> tuple[Tensor, Tensor | None]:
+    def run_pass(self, due: list[Due]) -> tuple[Tensor, Tensor | None]:
         if all(one.frame.hidden is None for one in due):
             hidden = self._start([token for one in due for token in one.frame.window.tokens])
         else:

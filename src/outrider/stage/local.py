@@ -36,7 +36,7 @@ class LocalStage(LayerRange, Stage):
         """`in_step`: each `run_batch` comes after its caller took in all replies before."""
         self._in_step = in_step
         super().__init__(decoder, policy, capacity)
-        self._snapshots: dict[int, State] = {}
+        self.snapshots: dict[int, State] = {}
 
     def submit(self, window: Window) -> None:
         self.take(Frame.of(window))
@@ -57,8 +57,8 @@ class LocalStage(LayerRange, Stage):
         return self.held[session].state.copy_nbytes()
 
     def snapshot(self, session: int, key: int) -> int:
-        self._snapshots[key] = self.held[session].state.copy()
-        return self._snapshots[key].nbytes()
+        self.snapshots[key] = self.held[session].state.copy()
+        return self.snapshots[key].nbytes()
 
     def open_from(
         self,
@@ -69,7 +69,7 @@ class LocalStage(LayerRange, Stage):
         taps: Sequence[int] = (),
     ) -> None:
         sampler = self.make_sampler(sampling, len(prompt))
-        self._open(session, self._snapshots[key].copy(), sampler, taps)
+        self._open(session, self.snapshots[key].copy(), sampler, taps)
         held = self.held[session]
         seen = tuple(prompt[: held.state.length])
         window = Window(
@@ -79,7 +79,7 @@ class LocalStage(LayerRange, Stage):
         held.replay.restart(held.state.length)
 
     def drop_snapshot(self, key: int) -> None:
-        self._snapshots.pop(key, None)
+        self.snapshots.pop(key, None)
 
     def shutdown(self) -> None:
         pass
