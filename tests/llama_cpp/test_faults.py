@@ -190,7 +190,7 @@ def test_a_pass_that_fails_ends_what_was_in_it_and_nothing_else(file: Path) -> N
     engine = load(file, max_length=64)
     alone = engine.generate(PROMPT, max_tokens=8, ignore_eos=True)
     expected = [token for piece in alone for token in piece.tokens]
-    call = engine.stage._decoder.context._call  # type: ignore[attr-defined]
+    call = engine.stage.decoder.context._call  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as broken:
         broken.setattr(call, "llama_decode", lambda *_: 1)
         ended = engine.generate(PROMPT, max_tokens=8, ignore_eos=True)
