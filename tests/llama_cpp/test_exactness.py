@@ -178,7 +178,7 @@ def test_a_stale_snapshot_would_show(family, monkeypatch):
     """The planted fault: every pass is believed to have written all snapshots."""
     monkeypatch.setattr(Snapshots, "reaches", lambda *args: True)
     monkeypatch.setattr(Snapshots, "ran", lambda self, rows: setattr(self, "rows", self.capacity))
-    context = family.stage(WIDTH)._decoder.context
+    context = family.stage(WIDTH).decoder.context
     model = LlamaModel(context)
     assert lasting(family, model, stale=True) != lasting(family, model, stale=False)
 
