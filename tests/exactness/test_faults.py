@@ -35,7 +35,7 @@ def settle_attention_only(state: SequenceState, length: int) -> None:
     if delta is not None and ahead > length:
         chunk, row = divmod(length - 1, delta.chunk)
         for layer in range(delta.spec.layers):
-            delta.slot(layer, chunk).wanted[:, row] *= 1.5
+            delta.log(layer, chunk).corrections[:, row] *= 1.5
 
 
 def replay_one_too_many(slot: StageSession, start: int) -> Sequence[int]:
