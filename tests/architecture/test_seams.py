@@ -13,7 +13,7 @@ SEAMS = {
     "gguf": ("formats/gguf_", "models/gguf_"),
     "h11": ("server/connection.py",),
     "huggingface_hub": ("formats/hub.py",),
-    "jinja2": ("formats/chat_template.py", "bench/template.py"),
+    "jinja2": ("formats/chat_template.py", "bench/report.py"),
     "llama_cpp": ("llamacpp/",),
     "llvmlite": ("kernels/jit.py",),
     "numba": ("kernels/jit.py", "kernels/loading.py"),
@@ -30,7 +30,7 @@ SEAMS = {
     "transformers": ("bench/peers.py",),
     "typer": ("cli/",),
     "uvicorn": ("server/connection.py", "server/listen.py"),
-    "xllamacpp": ("bench/llamacpp.py",),
+    "xllamacpp": ("bench/server_peers.py",),
 }
 WRITERS = {"print", "sys.stdout.write", "sys.stderr.write"}
 STANDARD = {*sys.stdlib_module_names, "outrider"}

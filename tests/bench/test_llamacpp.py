@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.leg import Refusal
+from outrider.bench.legs import Refusal
 from outrider.bench.peers import PeerTarget, make
 from outrider.errors import ConfigError
 from tests.helpers.gguf_files import build, content, write

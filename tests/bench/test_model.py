@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.bench.context import bins
-from outrider.bench.leg import Leg
+from outrider.bench.legs import Leg
+from outrider.bench.record import bins
 from outrider.bench.stats import Timed, disagreement, estimate, speedup, trend
 from outrider.costs.curve import MeasuredCurve
 from outrider.costs.prediction import (

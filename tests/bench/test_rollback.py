@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from outrider.bench import record
-from outrider.bench.leg import Refusal
+from outrider.bench.legs import Refusal
 from outrider.bench.peers import PeerTarget, make
 from outrider.bench.run import Settings, measure
 from outrider.bench.workload import Prompt, Workload

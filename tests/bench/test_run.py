@@ -6,7 +6,8 @@ from itertools import count
 
 import pytest
 
-from outrider.bench import record, summary
+from outrider.bench import record
+from outrider.bench import report as pages
 from outrider.bench.run import Settings, measure
 from outrider.costs.replay import Passage
 from outrider.costs.rounds import calibrate
@@ -184,7 +185,7 @@ def test_a_failed_gate_leaves_no_speed(world, drafter, fault, gate):
     assert found["speedup"] is None
     assert found["speeds"] == []
     assert found["model"] is None
-    shown = "\n".join(summary.lines(found))
+    shown = "\n".join(pages.lines(found))
     assert "tokens/s" not in shown
     assert f"failed  {gate}" in shown
     assert all(not case.brackets for case in measured.cases)

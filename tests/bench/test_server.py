@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from outrider.bench.leg import UNKNOWN, Refusal
+from outrider.bench.legs import UNKNOWN, Refusal
 from outrider.bench.peers import PeerTarget, make
 
 

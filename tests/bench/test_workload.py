@@ -7,7 +7,7 @@ import pytest
 
 from outrider import demo
 from outrider.bench import workload
-from outrider.bench.text import coincidence, copied_share, refuse_random
+from outrider.bench.workload import coincidence, copied_share, refuse_random
 from outrider.errors import RequestError
 
 

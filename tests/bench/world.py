@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from outrider.bench.rounds import Tools
+from outrider.bench.legs import Tools
 from outrider.bench.workload import Prompt, Workload
 from outrider.draft.base import Drafter
 from outrider.engine.draft_budget import FixedBudget

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 import xllamacpp
 
-from outrider.bench.llamacpp import parameters
+from outrider.bench.server_peers import parameters
 from outrider.formats import packaged
 
 Ask = Callable[..., Any]

@@ -8,7 +8,7 @@ import torch
 from gguf import GGUFReader, quants
 
 from outrider import Engine, SamplingParams, SpeculativeConfig, TargetConfig
-from outrider.bench.gates import first_difference
+from outrider.bench.verdict import first_difference
 from outrider.llamacpp.batch import Piece
 from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
 from outrider.llamacpp.llama_weights import LlamaWeights

@@ -7,24 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from outrider.bench.leg import PLAIN, Generates, Leg, Refusal, run_leg, since_first
-from outrider.bench.llamacpp import llama_cpp
-from outrider.bench.server import ServerPeer
+from outrider.bench.legs import PLAIN, Leg, Peer, Refusal, run_leg, since_first
+from outrider.bench.server_peers import ServerPeer, llama_cpp
 from outrider.costs.timing import Clock
+from outrider.engine.facade import EngineFacade
 from outrider.errors import ConfigError
 
 LOOKUP_TOKENS = 8
 ASSISTED_TOKENS = 4
-
-
-class Peer(Protocol):
-    """Decodes greedily; raises Refusal where it cannot."""
-
-    @property
-    def name(self) -> str: ...
-    def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +105,7 @@ class PlainPeer:
 
     name = "plain alone"
 
-    def __init__(self, engine: Generates) -> None:
+    def __init__(self, engine: EngineFacade) -> None:
         self._engine = engine
 
     def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:

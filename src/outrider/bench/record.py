@@ -1,15 +1,16 @@
-"""A run as JSON: a versioned schema, deterministic counts apart from timings. Pure."""
+"""A run as JSON: a versioned schema, deterministic counts apart from timings; two set side by side.
+
+Pure.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.context import bins
-from outrider.bench.leg import SPECULATIVE, UNKNOWN, Leg
-from outrider.bench.rounds import Case
+from outrider.bench.legs import SPECULATIVE, UNKNOWN, Case, Leg
 from outrider.bench.run import Calibrated, Measured, plain_legs
 from outrider.bench.stats import (
     Statistic,
@@ -19,7 +20,7 @@ from outrider.bench.stats import (
     speculative_speed,
     speedup,
 )
-from outrider.bench.text import copied_share
+from outrider.bench.workload import copied_share
 from outrider.costs.curve import MeasuredCurve
 from outrider.costs.prediction import FLAG_ABOVE, Prediction, RoundCost, difference
 from outrider.errors import RequestError
@@ -264,3 +265,110 @@ def read(path: Path) -> Record:
         )
     found: Record = record
     return found
+
+
+MOST_BINS = 8
+SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Tokens per second of each kind of leg while the context held `low` to `high - 1` tokens."""
+
+    low: int
+    high: int
+    speeds: dict[str, float]
+
+
+def bins(legs: Sequence[tuple[int, Leg]]) -> list[Bin]:
+    """Group the arrivals of (prompt length, leg) pairs by the context that they found."""
+    if not legs:
+        return []
+    size = _size(legs)
+    sums: dict[int, dict[str, tuple[int, float]]] = {}
+    for prompt_len, leg in legs:
+        for place, tokens, ms in _steps(leg):
+            group = sums.setdefault((prompt_len + place) // size, {})
+            had = group.get(leg.kind, (0, 0.0))
+            group[leg.kind] = (had[0] + tokens, had[1] + ms)
+    return [_bin(index, size, group) for index, group in sorted(sums.items())]
+
+
+def _size(legs: Sequence[tuple[int, Leg]]) -> int:
+    low = min(prompt_len for prompt_len, _ in legs)
+    high = max(prompt_len + len(leg.tokens) for prompt_len, leg in legs)
+    return next((size for size in SIZES if (high - low) / size <= MOST_BINS), SIZES[-1])
+
+
+def _steps(leg: Leg) -> Iterable[tuple[int, int, float]]:
+    """(tokens before, tokens that arrived, ms waited) of every arrival but the first."""
+    pairs = zip(leg.marks, leg.marks[1:], strict=False)
+    return ((had, now - had, end - start) for (had, start), (now, end) in pairs)
+
+
+def _bin(index: int, size: int, group: dict[str, tuple[int, float]]) -> Bin:
+    speeds = {kind: 1e3 * tokens / ms for kind, (tokens, ms) in group.items() if ms > 0}
+    return Bin(low=index * size, high=(index + 1) * size, speeds=speeds)
+
+
+MUST_MATCH = (("workload", "version"), ("settings", "tokens"))
+SHOULD_MATCH = (
+    ("provenance", "processor"),
+    ("provenance", "threads"),
+    ("provenance", "dtype"),
+    ("provenance", "packages"),
+)
+
+
+def compare(one: Record, other: Record) -> Record:
+    """Set B against A: speculative tokens per second. Raises RequestError where that is senseless:
+    other prompts or token counts, or a report without speeds."""
+    for record, name in ((one, "A"), (other, "B")):
+        if record["verdict"] == "failed" or record["speedup"] is None:
+            raise RequestError(
+                f"report {name} has no speeds, since a gate failed ({record['why']}): repair that "
+                "and measure again."
+            )
+    for section, key in MUST_MATCH:
+        if one[section][key] != other[section][key]:
+            raise RequestError(
+                f"{section}.{key} is {one[section][key]!r} in A and {other[section][key]!r} in B: "
+                "only reports on the same prompts and tokens can be compared."
+            )
+    first, second = _speculative(one), _speculative(other)
+    ratio = second["value"] / first["value"]
+    verdict = "same within the intervals"
+    if second["low"] > first["high"] or second["high"] < first["low"]:
+        verdict = "faster" if ratio > 1 else "slower"
+    return {
+        "verdict": verdict,
+        "ratio": ratio,
+        "speedups": [one["speedup"]["value"], other["speedup"]["value"]],
+        "tokens_per_second": [first["value"], second["value"]],
+        "warnings": list(_warnings(one, other)),
+    }
+
+
+def comparison_lines(found: Record) -> Iterator[str]:
+    """A comparison for the terminal."""
+    for warning in found["warnings"]:
+        yield f"warning: {warning}"
+    speeds, speedups = found["tokens_per_second"], found["speedups"]
+    yield f"speculative   {speeds[0]:8.1f} -> {speeds[1]:8.1f} tokens/s"
+    yield f"speed-up      {speedups[0]:8.2f} -> {speedups[1]:8.2f} x"
+    yield f"ratio         {found['ratio']:8.2f}  ({found['verdict']})"
+
+
+def _speculative(record: Record) -> Record:
+    rows: list[Record] = record["speeds"]
+    return next(row for row in rows if row["name"] == "speculative")
+
+
+def _warnings(one: Record, other: Record) -> Iterator[str]:
+    for section, key in SHOULD_MATCH:
+        mine, theirs = one[section].get(key), other[section].get(key)
+        if mine != theirs:
+            yield f"{key} differs: {mine} in A, {theirs} in B"
+    for record, name in ((one, "A"), (other, "B")):
+        if record["verdict"] == "inconclusive":
+            yield f"{name} was inconclusive: {record['why']}"

@@ -5,15 +5,35 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from outrider.bench import gates as gate
-from outrider.bench.host import beyond_steps
-from outrider.bench.leg import PLAIN, Generates, Leg
-from outrider.bench.peers import Peer
-from outrider.bench.rounds import Case, Tools, check_outputs, cut_to_natural, run_brackets
+from outrider.bench.legs import (
+    PLAIN,
+    Case,
+    Leg,
+    Peer,
+    Tools,
+    beyond_steps,
+    check_outputs,
+    cut_to_natural,
+    run_brackets,
+)
 from outrider.bench.stats import Estimate, Timed, estimate, speedup
-from outrider.bench.text import refuse_random
-from outrider.bench.verdict import Evidence, Verdict, judge
-from outrider.bench.workload import Workload
+from outrider.bench.verdict import (
+    Condition,
+    Difference,
+    Evidence,
+    Judgement,
+    drafter_as_asked,
+    drafts_verified,
+    first_difference,
+    judge,
+    same_counts,
+    same_output,
+    steady_counters,
+    steady_machine,
+    worst,
+)
+from outrider.bench.workload import Workload, refuse_random
+from outrider.costs.curve import MeasuredCurve
 from outrider.costs.prediction import (
     PartCosts,
     Prediction,
@@ -95,13 +115,13 @@ class Measured:
     settings: Settings
     cases: list[Case]
     skipped: int = 0
-    gates: list[gate.Gate] = field(default_factory=list)
+    gates: list[Condition] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     samples: list[Timed] = field(default_factory=list)
     speedup: Estimate | None = None
     refused: dict[str, str] = field(default_factory=dict)
     calibrated: Calibrated | None = None
-    verdict: Verdict | None = None
+    verdict: Judgement | None = None
 
 
 def measure(
@@ -123,7 +143,7 @@ def measure(
     run.cases = _cases(engine, encode, run, tools)
     check_outputs(engine, run.cases, tools)
     run.gates = _output_gates(engine, run.cases)
-    if gate.worst(run.gates) != "failed":
+    if worst(run.gates) != "failed":
         _time(engine, run, tools, peers)
     run.verdict = judge(_evidence(run))
     return run
@@ -153,16 +173,16 @@ def _cases(
     return cases
 
 
-def _output_gates(engine: EngineFacade, cases: Sequence[Case]) -> list[gate.Gate]:
+def _output_gates(engine: EngineFacade, cases: Sequence[Case]) -> list[Condition]:
     """The gates on tokens and counters, over every leg that there is."""
     differences = [found for case in cases if (found := _difference(engine, case))]
     legs = [(leg.kind, case.count, len(leg.tokens)) for case in cases for leg in case.legs]
     counters, asked = merge(_speculative(cases)), engine.speculation
     return [
-        gate.same_output(differences, sum(given for _, _, given in legs)),
-        gate.same_counts(legs),
-        gate.drafter_as_asked(asked.method, asked.fallback, counters),
-        gate.drafts_verified(counters),
+        same_output(differences, sum(given for _, _, given in legs)),
+        same_counts(legs),
+        drafter_as_asked(asked.method, asked.fallback, counters),
+        drafts_verified(counters),
     ]
 
 
@@ -171,17 +191,17 @@ def _speculative(cases: Sequence[Case]) -> list[Counters]:
     return [case.check[1].counters for case in cases if case.check and case.check[1].counters]
 
 
-def _difference(engine: Generates, case: Case) -> gate.Difference | None:
+def _difference(engine: EngineFacade, case: Case) -> Difference | None:
     """The first place at which any leg leaves the plain one, with the target's lead there."""
     legs = list(case.legs)
-    found = [gate.first_difference(case.id, legs[0].tokens, leg.tokens) for leg in legs[1:]]
+    found = [first_difference(case.id, legs[0].tokens, leg.tokens) for leg in legs[1:]]
     first = min(filter(None, found), key=lambda one: one.place, default=None)
     if first is None:
         return None
     return replace(first, margin=_margin(engine, case, first.place))
 
 
-def _margin(engine: Generates, case: Case, place: int) -> float | None:
+def _margin(engine: EngineFacade, case: Case, place: int) -> float | None:
     """Nats between the target's first and second choice for output token `place`."""
     generation = engine.generate(
         case.prompt,
@@ -208,10 +228,10 @@ def _time(engine: EngineFacade, run: Measured, tools: Tools, peers: Sequence[Pee
     run.samples = [case.timed for case in run.cases]
     run.gates = [
         *_output_gates(engine, run.cases),
-        *([gate.steady_counters([_drafts(case) for case in run.cases])] if fixed else []),
-        gate.steady_machine(run.samples, settings.max_drift),
+        *([steady_counters([_drafts(case) for case in run.cases])] if fixed else []),
+        steady_machine(run.samples, settings.max_drift),
     ]
-    if gate.worst(run.gates) == "failed":
+    if worst(run.gates) == "failed":
         return
     run.speedup = estimate(run.samples, speedup, settings.seed)
     if engine.speculation.windows.depth == 1 and engine.speculation.windows.runahead is None:
@@ -238,6 +258,7 @@ def _drafts(case: Case) -> list[tuple[int, int, int]]:
 
 
 def _calibrate(engine: EngineFacade, run: Measured, tools: Tools) -> Calibrated:
+    """Measure passes, rollbacks, proposals and the host apart from the rounds, and predict."""
     settings, width = run.settings, engine.speculation.windows.width
     rows = [n for n in ROWS if n < width] + [width]
     tools.progress("calibrating passes", 0, 1)
@@ -272,15 +293,22 @@ def _calibrate(engine: EngineFacade, run: Measured, tools: Tools) -> Calibrated:
         read,
         lambda passage: passes_beside(engine.stage, passage, needs.taps, verify, keep),
     )
-    draft, opening = draft_costs(list(walks.values()))
     repeats = settings.calibration_repeats // 2
     beyond = beyond_steps(engine, passages, needs, tools.clock, repeats, drafting)
+    return _predicted(run, readings, walks, beyond)
+
+
+def _predicted(
+    run: Measured, readings: Readings, walks: dict[int, Walk], beyond: MeasuredCurve
+) -> Calibrated:
+    """The costs of the parts, and by them the rounds that were run and those of other budgets."""
+    draft, opening = draft_costs(list(walks.values()))
     host = host_share(run.cases) * readings.step_ms
     costs = PartCosts(
         step=readings.step_ms,
         host=host,
         beyond=beyond.scaled(readings.step_ms + host),
-        verify=verify,
+        verify=readings.verify_curve,
         draft=draft,
         rollback=readings.rollback_curve,
         opening=opening,

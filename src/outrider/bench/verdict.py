@@ -1,12 +1,140 @@
-"""One sentence: does it pay, by how much, why, and what to change. Pure."""
+"""Gates, the conditions for printing a speed, and the verdict in one sentence. Pure.
+
+A gate that fails makes every figure of the run worthless; one that is inconclusive says that the
+machine, not the engine, decided. The sentence: does it pay, by how much, why, and what to change.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
-from outrider.bench.gates import Gate, worst
-from outrider.bench.stats import Estimate
+from outrider.bench.stats import Estimate, Timed, disagreement, trend
 from outrider.costs.prediction import PartCosts, Prediction, SweepPoint
+from outrider.telemetry.counters import Counters
+
+State = Literal["passed", "failed", "inconclusive"]
+SUBSTITUTES = "auto"
+"""The method that may choose its drafter itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition: whether it held, and what was seen."""
+
+    name: str
+    state: State
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where speculative output leaves plain output: token `place` of prompt `prompt`.
+
+    `margin`: by how much the target preferred its token over the runner-up there, in nats (logits
+    differ by as much); None where the engine did not say.
+    """
+
+    prompt: str
+    place: int
+    plain: int | None
+    speculative: int | None
+    margin: float | None = None
+
+
+def first_difference(
+    prompt: str, plain: Sequence[int], speculative: Sequence[int]
+) -> Difference | None:
+    """The first token that differs, or None."""
+    pairs = enumerate(zip_longest(plain, speculative))
+    found = next(((place, one, other) for place, (one, other) in pairs if one != other), None)
+    if found is None:
+        return None
+    return Difference(prompt=prompt, place=found[0], plain=found[1], speculative=found[2])
+
+
+def same_output(differences: Sequence[Difference], compared: int) -> Condition:
+    """Speculative output equals plain output, token for token."""
+    name = "same output as plain decoding"
+    if not differences:
+        return Condition(name=name, state="passed", detail=f"{compared} tokens compared, all equal")
+    first = differences[0]
+    margin = "" if first.margin is None else f", where its lead was {first.margin:.2g} nats"
+    detail = (
+        f"{len(differences)} prompts differ; the first is {first.prompt} at token {first.place}: "
+        f"{first.speculative} instead of {first.plain}{margin}"
+    )
+    return Condition(name=name, state="failed", detail=detail)
+
+
+def drafts_verified(counters: Counters) -> Condition:
+    """At least one draft was judged by the target, and no drafter failed on the way."""
+    state: State = "passed" if counters.verified and not counters.drafter_faults else "failed"
+    detail = f"{counters.verified} drafts verified in {counters.windows_judged} passes"
+    if not counters.verified:
+        detail += ": the drafter never fired, so nothing would be measured but its cost"
+    if counters.drafter_faults:
+        detail += f"; {counters.drafter_faults} drafters failed, and the rest was decoded plainly"
+    return Condition(name="drafts were verified", state=state, detail=detail)
+
+
+def drafter_as_asked(method: str, fallback: str | None, counters: Counters) -> Condition:
+    """Every draft came from a drafter that the method names (`suffix+draft` names two), or from
+    the fallback."""
+    asked, seen = {*method.split("+"), fallback}, set(counters.by_source)
+    strange = sorted(seen - asked) if method != SUBSTITUTES else []
+    detail = f"asked for {method}, drafts came from {', '.join(sorted(seen)) or 'nobody'}"
+    return Condition(
+        name="the drafter is the one asked for",
+        state="failed" if strange else "passed",
+        detail=detail,
+    )
+
+
+def same_counts(counts: Sequence[tuple[str, int, int]]) -> Condition:
+    """Every leg gave the tokens asked of it: (leg, asked, given)."""
+    short = [(leg, asked, given) for leg, asked, given in counts if asked != given]
+    detail = f"{len(counts)} legs"
+    if short:
+        leg, asked, given = short[0]
+        detail = f"a {leg} leg gave {given} tokens instead of {asked}"
+    return Condition(
+        name="same token count in every leg", state="failed" if short else "passed", detail=detail
+    )
+
+
+def steady_counters(repeats: Sequence[Sequence[tuple[int, int, int]]]) -> Condition:
+    """(proposed, verified, accepted) of a prompt is the same in each repeat."""
+    changed = sum(len(set(counts)) > 1 for counts in repeats)
+    return Condition(
+        name="same drafts in every repeat",
+        state="inconclusive" if changed else "passed",
+        detail=f"{changed} of {len(repeats)} prompts differ between repeats"
+        if changed
+        else f"{len(repeats)} prompts",
+    )
+
+
+def steady_machine(samples: Sequence[Timed], allowed: float) -> Condition:
+    """Plain legs agree: those around a speculative leg, and the last repeat with the first."""
+    gap, change = disagreement(samples), trend(samples)
+    steady = gap <= allowed and abs(change) <= allowed
+    detail = (
+        f"plain legs around a speculative one differ by {gap:.1%}, the last repeat takes "
+        f"{1 + change:.1%} of the first one's time; allowed is {allowed:.1%} either way"
+    )
+    return Condition(
+        name="plain legs agree", state="passed" if steady else "inconclusive", detail=detail
+    )
+
+
+def worst(gates: Sequence[Condition]) -> State:
+    """Failed before inconclusive before passed."""
+    states = {gate.state for gate in gates}
+    if "failed" in states:
+        return "failed"
+    return "inconclusive" if "inconclusive" in states else "passed"
+
 
 Outcome = Literal["pays", "does not pay", "inconclusive", "failed"]
 LOW_ACCEPTANCE = 0.5
@@ -16,7 +144,7 @@ WORTH_A_CHANGE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Judgement:
     """The outcome with its reason and the change that would help most."""
 
     outcome: Outcome
@@ -29,7 +157,7 @@ class Verdict:
 class Evidence:
     """Grounds of the verdict; without a cost model (windows in flight) the last are empty."""
 
-    gates: Sequence[Gate]
+    gates: Sequence[Condition]
     speedup: Estimate | None = None
     acceptance: float = 0.0
     max_drafts: int = 0
@@ -39,7 +167,7 @@ class Evidence:
     categories: Mapping[str, Estimate] = field(default_factory=dict)
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: Evidence) -> Judgement:
     """Gates first, then the interval of the speed-up."""
     state = worst(evidence.gates)
     gate = next((gate for gate in evidence.gates if gate.state == state), None)
@@ -63,17 +191,19 @@ def judge(evidence: Evidence) -> Verdict:
     return _pays(evidence, speedup) if speedup.value > 1 else _loses(evidence, speedup)
 
 
-def _verdict(outcome: Outcome, opening: str, why: str, change: str) -> Verdict:
-    return Verdict(outcome=outcome, sentence=f"{opening}: {why}; {change}.", why=why, change=change)
+def _verdict(outcome: Outcome, opening: str, why: str, change: str) -> Judgement:
+    return Judgement(
+        outcome=outcome, sentence=f"{opening}: {why}; {change}.", why=why, change=change
+    )
 
 
-def _pays(evidence: Evidence, speedup: Estimate) -> Verdict:
+def _pays(evidence: Evidence, speedup: Estimate) -> Judgement:
     losses = _named(evidence, pays=False)
     why = _balance(evidence) + (f", but it loses on {losses}" if losses else "")
     return _verdict("pays", f"Speculation pays, {speedup.value:.2f}x", why, _better_k(evidence))
 
 
-def _loses(evidence: Evidence, speedup: Estimate) -> Verdict:
+def _loses(evidence: Evidence, speedup: Estimate) -> Judgement:
     opening = f"Speculation does not pay, {speedup.value:.2f}x"
     if evidence.prediction is None or evidence.costs is None:
         return _verdict("does not pay", opening, _balance(evidence), "use --method off here")

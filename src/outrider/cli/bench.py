@@ -20,8 +20,7 @@ from outrider.config.settings import RunConfig, SpeculativeConfig
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.bench.peers import Peer
-    from outrider.bench.rounds import Tools
+    from outrider.bench.legs import Peer, Tools
     from outrider.bench.run import Settings
 
 GATE_FAILED = 3
@@ -173,7 +172,7 @@ def _tools() -> "Iterator[Tools]":
     """The real clock, and a progress bar on a terminal."""
     import sys
 
-    from outrider.bench.rounds import Tools
+    from outrider.bench.legs import Tools
 
     if not sys.stderr.isatty():
         yield Tools(clock=time.perf_counter, sleep=time.sleep, progress=lambda *_: None)
@@ -191,8 +190,7 @@ def _tools() -> "Iterator[Tools]":
 
 
 def _deliver(record: dict[str, Any], flags: BenchFlags, files: Sequence[OutputFile | None]) -> None:
-    from outrider.bench import page
-    from outrider.bench.summary import lines, summary
+    from outrider.bench.report import lines, render, summary
 
     for line in lines(record):
         _show(line, flags.json)
@@ -200,7 +198,7 @@ def _deliver(record: dict[str, Any], flags: BenchFlags, files: Sequence[OutputFi
     if report is not None:
         report.write(json.dumps(record, indent=1) + "\n")
     if html is not None:
-        html.write(page.render(record))
+        html.write(render(record))
     if flags.json:
         put(json.dumps(summary(record)) + "\n")
 
@@ -236,13 +234,12 @@ def compare(
     fail_under: Annotated[float | None, Option(metavar="RATIO", help=FAIL_HELP)] = None,
 ) -> None:
     """Set two reports side by side: B's speculative speed over A's."""
-    from outrider.bench.compare import compare as set_against
-    from outrider.bench.record import read
+    from outrider.bench import record
 
-    comparison = set_against(read(a), read(b))
-    for line in comparison.lines():
+    comparison = record.compare(record.read(a), record.read(b))
+    for line in record.comparison_lines(comparison):
         _show(line, as_json)
     if as_json:
-        put(json.dumps(comparison.record()) + "\n")
+        put(json.dumps(comparison) + "\n")
     if fail_under is not None:
-        _check_ratio(comparison.ratio, fail_under)
+        _check_ratio(comparison["ratio"], fail_under)

@@ -1,13 +1,18 @@
-"""llama.cpp's own server by `xllamacpp`, in a process of its own, on the same GGUF files.
+"""OpenAI-compatible servers as peers: a running one, and llama.cpp's own, started by `xllamacpp`.
 
-One server per variant: plain, n-gram and, with a draft model, speculative decoding. Settings of its
-speculation follow `--peer llama.cpp:`, such as `n_max=4,size_m=16`. In this process
-its idle threads would halve torch's speed: both share one OpenMP, which stops spinning between
-parallel loops once there are more threads than processors.
+A server must hold the same model: prompts go to it as token ids. Tokens that come back are counted
+by the server and not compared, since text cannot be told apart from tokens.
+
+llama.cpp's runs in a process of its own, on the same GGUF files, one server per variant: plain,
+n-gram and, with a draft model, speculative decoding. Settings of its speculation follow
+`--peer llama.cpp:`, such as `n_max=4,size_m=16`. In this process its idle threads would halve
+torch's speed: both share one OpenMP, which stops spinning between parallel loops once there are
+more threads than processors.
 """
 
+import json
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,11 +20,68 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
-from outrider.bench.leg import Leg, Refusal
-from outrider.bench.server import ServerPeer
+from outrider.bench.legs import UNKNOWN, Leg, Refusal, since_first
 from outrider.costs.timing import Clock
 from outrider.errors import ConfigError
+
+TIMEOUT = 600.0
+"""Seconds that a server may take for one answer."""
+
+
+class ServerPeer:
+    """`/v1/completions` of a server, streamed, so that the prompt's time is left out."""
+
+    def __init__(self, url: str, name: str | None = None) -> None:
+        self.name = name or f"server {url}"
+        self.url = url
+
+    def run(self, prompt: Sequence[int], count: int, clock: Clock) -> Leg:
+        """Decode `count` tokens after the prompt; raises Refusal with the server's words."""
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": count,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        arrivals: list[float] = []
+        counted = 0
+        for event in self._events(body):
+            usage = event.get("usage") or {}
+            counted = usage.get("completion_tokens", counted)
+            if any(choice.get("text") for choice in event.get("choices", ())):
+                arrivals.append(clock())
+        return self._leg(arrivals, counted)
+
+    def _leg(self, arrivals: Sequence[float], counted: int) -> Leg:
+        if len(arrivals) < 2 or counted < 2:
+            raise Refusal(f"the server streamed {len(arrivals)} parts and counted {counted} tokens")
+        return Leg(
+            kind=self.name,
+            tokens=(UNKNOWN,) * counted,
+            marks=since_first([(1, arrivals[0]), (counted, arrivals[-1])]),
+        )
+
+    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The JSON of each server-sent event."""
+        headers = {"Content-Type": "application/json"}
+        request = Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
+        try:
+            with urlopen(request, timeout=TIMEOUT) as stream:
+                for line in stream:
+                    text = line.decode("utf-8").strip().removeprefix("data:").strip()
+                    if text.startswith("{"):
+                        yield json.loads(text)
+        except HTTPError as error:
+            told = error.read().decode("utf-8", errors="replace")
+            raise Refusal(f"{error.code} {' '.join(told.split())[:200]}") from error
+        except (URLError, OSError, ValueError) as error:
+            raise Refusal(f"no answer: {error}") from error
+
 
 CONTEXT = 4096
 """Positions that a server has room for."""
