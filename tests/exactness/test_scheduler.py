@@ -141,7 +141,7 @@ def test_a_budget_is_told_of_the_rows_of_the_whole_pass(hybrid, scheduled, monke
     passes, poll = [], stage.run_batch
 
     def watched():
-        rows = [len(slot.queue[0].window.tokens) for slot in stage._slots.values() if slot.queue]
+        rows = [len(slot.queue[0].window.tokens) for slot in stage.held.values() if slot.queue]
         passes.append(rows)
         return poll()
 
@@ -271,7 +271,7 @@ def test_running_callers_move_on_beside_a_long_prompt(hybrid, scheduled):
     poll = stage.run_batch
 
     def watched():
-        rows = [len(slot.queue[0].window.tokens) for slot in stage._slots.values() if slot.queue]
+        rows = [len(slot.queue[0].window.tokens) for slot in stage.held.values() if slot.queue]
         passes.append(rows)
         return poll()
 
@@ -374,7 +374,7 @@ def test_what_admission_counts_is_never_exceeded(hybrid, scheduled):
 
     def watched():
         replies = poll()
-        held.append(sum(slot.state.nbytes() for slot in stage._slots.values()))
+        held.append(sum(slot.state.nbytes() for slot in stage.held.values()))
         return replies
 
     stage.run_batch = watched
