@@ -27,10 +27,9 @@ from plain import SHAPES, prefill
 from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadOptions, load_decoder
-from outrider.state.delta import DeltaState
-from outrider.state.rollback import Rollback
+from outrider.state.delta_log import DeltaState
 from outrider.state.sequence import SequenceState
-from outrider.state.spec import POLICIES, DeltaSpec, Policy, StateSpec
+from outrider.state.spec import POLICIES, DeltaSpec, Policy, Rollback, StateSpec
 
 ROWS = 8
 CONTEXT = 200

@@ -23,7 +23,7 @@ SEAMS = {
     "pydantic_core": ("server/bodies.py",),
     "ray": ("stage/ray_actors.py",),
     "rich": ("cli/",),
-    "safetensors": ("formats/safetensors_folder.py",),
+    "safetensors": ("formats/folder.py",),
     "starlette": ("server/",),
     "tokenizers": ("formats/tokenizer.py", "formats/gguf_tokenizer.py"),
     "torch": ("",),

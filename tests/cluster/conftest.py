@@ -16,7 +16,7 @@ from outrider import __version__
 from outrider.assemble.actor import StageActor
 from outrider.assemble.setup import make_setups
 from outrider.config.settings import TargetConfig
-from outrider.formats.fingerprint import fingerprint
+from outrider.formats.hub import fingerprint
 from outrider.stage.peer import Hello
 from outrider.stage.ray_actors import ClusterWorkers, Place
 from outrider.stage.wired import Patience, WiredStage

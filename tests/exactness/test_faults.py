@@ -12,7 +12,7 @@ from outrider.engine.ledger import Ledger
 from outrider.errors import OutriderError
 from outrider.records import Window
 from outrider.stage.layer_range import StageSession
-from outrider.state.delta import DeltaState
+from outrider.state.delta_log import DeltaState
 from outrider.state.sequence import SequenceState
 from outrider.verify.sampler import Sampler
 from tests.exactness.cells import Cell, check_cell
@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], Cell]] = {
         Cell(**PARTLY),
     ),
     "recurrent layers not restored": (
-        "outrider.state.delta.DeltaState.restore",
+        "outrider.state.delta_log.DeltaState.restore",
         skip_restore,
         Cell(method="partly", policy="checkpoint"),
     ),

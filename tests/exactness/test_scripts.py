@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.pass_plan import Span
-from outrider.state.rollback import Rollback
-from outrider.state.spec import POLICIES
+from outrider.state.spec import POLICIES, Rollback
 from tests.helpers.runs import run, same_state, step
 
 CAPACITY = 9

@@ -14,7 +14,7 @@ import pytest
 import xllamacpp
 
 from outrider.bench.server_peers import parameters
-from outrider.formats import packaged
+from outrider.formats import hub as packaged
 
 Ask = Callable[..., Any]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from outrider.formats.gguf_ends import MIDDLES, PLAIN, TEXTS
+from outrider.formats.gguf_tokenizer import MIDDLES, PLAIN, TEXTS
 from outrider.models.model_file import load_tokenizer
 from recipes.gguf import content, write
 from tests.helpers.checkpoints import randomise

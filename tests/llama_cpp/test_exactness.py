@@ -15,12 +15,9 @@ from outrider.draft.lookup.suffix import SuffixDrafter
 from outrider.draft.model.draft_model import DraftModel, DraftModelDrafter
 from outrider.draft.token_choice import GreedyChooser
 from outrider.kernels.pass_plan import Span
-from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
-from outrider.llamacpp.llama_model import LlamaModel
-from outrider.llamacpp.llama_stage import LlamaStage
+from outrider.llamacpp.llama_context import ContextSettings, LlamaContext, LlamaWeights, Snapshots
+from outrider.llamacpp.llama_model import LlamaModel, LlamaStage
 from outrider.llamacpp.llama_state import LlamaState
-from outrider.llamacpp.llama_weights import LlamaWeights
-from outrider.llamacpp.snapshots import Snapshots
 from outrider.models.model_file import load_tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.counters import Counters, merge

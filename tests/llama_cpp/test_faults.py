@@ -19,7 +19,7 @@ from outrider.assemble.memory_check import MARGIN_BYTES
 from outrider.errors import StageError
 from outrider.formats.gguf_file import open_gguf
 from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
-from outrider.llamacpp.probe import probe
+from outrider.llamacpp.library import probe
 from tests.helpers.gguf_files import Content, build, content, write
 from tests.helpers.gguf_tokens import byte_level_metadata
 

@@ -9,9 +9,7 @@ from gguf import GGUFReader, quants
 
 from outrider import Engine, SamplingParams, SpeculativeConfig, TargetConfig
 from outrider.bench.verdict import first_difference
-from outrider.llamacpp.batch import Piece
-from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
-from outrider.llamacpp.llama_weights import LlamaWeights
+from outrider.llamacpp.llama_context import ContextSettings, LlamaContext, LlamaWeights, Piece
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
 from recipes.gguf import Content, write

@@ -11,8 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 from outrider.errors import CheckpointError
-from outrider.formats.gguf_file import open_gguf
-from outrider.formats.gguf_header import read_header
+from outrider.formats.gguf_file import open_gguf, read_header
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
 from tests.helpers.gguf_files import Content, build, content, write

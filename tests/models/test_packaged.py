@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import CheckpointError
-from outrider.formats import packaged
+from outrider.formats import hub as packaged
 from outrider.formats.hub import resolve
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

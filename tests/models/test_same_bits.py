@@ -9,8 +9,7 @@ import torch
 from outrider.errors import StateError
 from outrider.kernels.pass_plan import Span
 from outrider.models.decoder import Decoder
-from outrider.state.rollback import Rollback
-from outrider.state.spec import POLICIES
+from outrider.state.spec import POLICIES, Rollback
 from tests.helpers.runs import make_decoder, random_tokens, run, same_state, step
 
 FAMILIES = ("qwen3", "llama-biased", "mistral", "qwen3_5", "qwen3_next")

@@ -7,7 +7,7 @@ from outrider.errors import StageError
 from outrider.records import Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Frame, Void
-from outrider.state.rollback import Rollback
+from outrider.state.spec import Rollback
 
 
 def frame(start: int, epoch: int, rows: int = 3, **more) -> Frame:

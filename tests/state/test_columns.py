@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import given
 
-from outrider.state.columns import Columns
+from outrider.state.delta_log import Columns
 
 LAYERS, CHANNELS, TAPS, CAPACITY, SLACK = 2, 3, 4, 6, 5
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import StateError
+from outrider.llamacpp.llama_context import Snapshots
 from outrider.llamacpp.llama_state import LlamaState
-from outrider.llamacpp.snapshots import Snapshots
-from outrider.state.rollback import Rollback
+from outrider.state.spec import Rollback
 
 Tokens = tuple[int, ...]
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from outrider import __version__
 from outrider.assemble.setup import StageSetup
 from outrider.errors import OutriderError
-from outrider.formats.fingerprint import fingerprint
+from outrider.formats.hub import fingerprint
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.layer_range import LayerRange
 from outrider.stage.peer import Hello, Tls, answer, call, listen

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from outrider.config.backend import llama_cpp_faults, llama_cpp_settings
 from outrider.config.settings import RunConfig
 from outrider.errors import ConfigError
-from outrider.formats import packaged
+from outrider.formats import hub as packaged
 from outrider.formats.gguf_file import SUFFIX
 
 LOG = logging.getLogger(__name__)

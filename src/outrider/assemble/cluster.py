@@ -9,7 +9,7 @@ from outrider.assemble.cut import cut
 from outrider.assemble.setup import link_of, make_setups
 from outrider.assemble.target import LoadedTarget
 from outrider.config.settings import RunConfig, TargetConfig
-from outrider.formats.fingerprint import fingerprint
+from outrider.formats.hub import fingerprint
 from outrider.stage.peer import Hello, Tls
 from outrider.stage.ray_actors import ClusterWorkers, Place
 

@@ -29,11 +29,9 @@ from outrider.formats.gguf_file import GgufFile, open_gguf
 from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
 from outrider.formats.hub import resolve
 from outrider.formats.tokenizer import Tokenizer
-from outrider.llamacpp.llama_context import ContextSettings, LlamaContext
-from outrider.llamacpp.llama_model import LlamaModel
-from outrider.llamacpp.llama_stage import LlamaStage
-from outrider.llamacpp.llama_weights import LlamaWeights
-from outrider.llamacpp.probe import probe
+from outrider.llamacpp.library import probe
+from outrider.llamacpp.llama_context import ContextSettings, LlamaContext, LlamaWeights
+from outrider.llamacpp.llama_model import LlamaModel, LlamaStage
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import state_spec
 from outrider.models.gguf_config import read_gguf_config

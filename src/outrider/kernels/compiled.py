@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.kernels.linear import Linear
 from outrider.kernels.loading import load_kernels
 from outrider.kernels.norm import RmsNorm
-from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels, Mixer
+from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels, Linear, Mixer
 from outrider.kernels.pages import Pages
 from outrider.kernels.pass_plan import PassPlan
 from outrider.kernels.workers import share

@@ -14,7 +14,7 @@ L2_EPS = np.float32(1e-6)
 @inner
 def _convolve(mixed, columns, origin, start, weight, first, last):
     """The convolution's inputs in channels first .. last of mixed [n, channels] to its activated
-    outputs, in place; keeps the newest inputs in columns, as `outrider.state.columns` says."""
+    outputs, in place; keeps the newest inputs in columns, as `outrider.state.delta_log` says."""
     rows, history, size = len(mixed), len(weight) - 1, len(columns)
     place = start - origin
     joined = np.empty((history + rows, last - first), np.float32)

@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.linear import Linear, TorchLinear
 from outrider.kernels.norm import RmsNorm
-from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels, Mixer
+from outrider.kernels.operations import AttentionMix, DeltaMix, Kernels, Linear, Mixer, TorchLinear
 from outrider.kernels.pass_plan import PassPlan, PlacedSpan
 from outrider.kernels.rotary import rotate
-from outrider.state.delta import ChunkLog, segments
+from outrider.state.delta_log import ChunkLog, segments
 
 L2_EPS = 1e-6
 

@@ -1,18 +1,139 @@
-"""A llama.cpp context: the memory of several sequences, and passes over them."""
+"""llama.cpp's weights and contexts: a context is the memory of several sequences, and runs passes.
+
+A context made for `n_rs_seq` snapshots of recurrent layers writes, in a pass of T rows, the states
+after the last min(T, 1 + n_rs_seq) of them; older ones stay where they are, of other rows, and
+would be read without a word. So at most T - 1 rows can be taken back, and not twice: a removal
+moves the end, from which the library counts, while the snapshots stay.
+"""
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.errors import ConfigError, StageError
-from outrider.kernels.likeliest import likeliest, likeliest_of
-from outrider.llamacpp.batch import Batch, Piece
-from outrider.llamacpp.llama_weights import LlamaWeights
+from outrider.errors import CheckpointError, ConfigError, StageError
+from outrider.kernels.argmax import argmax_of, argmax_rows
+from outrider.llamacpp.library import Library, library
+
+
+class LlamaWeights:
+    """Weights that contexts share; freed after the last of them."""
+
+    def __init__(self, path: Path, *, gpu_layers: int = 0) -> None:
+        """Load a file, `gpu_layers` of it to an accelerator (-1: all); CheckpointError if it is
+        refused, ConfigError where there is no accelerator."""
+        self.path = path
+        self.library: Library = library()
+        call = self.library.call
+        if gpu_layers and not call.llama_supports_gpu_offload():
+            raise ConfigError(
+                f"target.gpu_layers = {gpu_layers} needs a GPU and a llama.cpp for it, but none is "
+                "there or this one was compiled for the CPU: leave it out."
+            )
+        wanted = call.llama_model_default_params()
+        wanted.n_gpu_layers = gpu_layers
+        self.handle = call.llama_model_load_from_file(str(path).encode(), wanted)
+        if not self.handle:
+            raise CheckpointError(
+                f"{path} cannot be loaded by llama.cpp: it is damaged, of a kind that this version "
+                "does not know, or larger than the memory; --log-level debug shows what it said."
+            )
+        weakref.finalize(self, call.llama_model_free, self.handle)
+        self.vocab_size = int(call.llama_vocab_n_tokens(call.llama_model_get_vocab(self.handle)))
+        """Rows of the head."""
+        recurrent = call.llama_model_is_recurrent(self.handle)
+        self.is_recurrent = bool(recurrent or call.llama_model_is_hybrid(self.handle))
+        """True if any layer's memory cannot simply be cut off at its end."""
+
+    @property
+    def max_length(self) -> int:
+        """Positions that the model was trained for."""
+        return int(self.library.call.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def architecture(self) -> str:
+        """The file's `general.architecture`."""
+        text = ctypes.create_string_buffer(64)
+        self.library.call.llama_model_meta_val_str(
+            self.handle, b"general.architecture", text, len(text)
+        )
+        return text.value.decode("utf-8", "replace")
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """`rows` can be taken back now, of the `capacity` that a context is made for."""
+
+    capacity: int
+    rows: int = 0
+
+    def reaches(self, lost: int, rows: int) -> bool:
+        """True if, after a pass of `rows` rows, the last `lost` of them could be taken back."""
+        return lost <= self._written(rows)
+
+    def ran(self, rows: int) -> None:
+        """A pass of `rows` rows was run."""
+        self.rows = self._written(rows)
+
+    def _written(self, rows: int) -> int:
+        return min(rows - 1, self.capacity)
+
+    def forget(self) -> None:
+        """Rows were removed, or a state was brought back: until a pass, no more can be."""
+        self.rows = 0
+
+
+INT = ctypes.c_int32
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPiece:
+    """Rows of one sequence in a pass: `wanted` of the last ones get logits."""
+
+    sequence: int
+    start: int
+    rows: int
+    wanted: int
+
+
+class Batch:
+    """Up to `size` rows; `given` is what the library reads."""
+
+    def __init__(self, call: Any, size: int) -> None:
+        self.size = size
+        self._tokens: Any = (INT * size)()
+        self._places: Any = (INT * size)()
+        self._sequences: Any = (INT * size)()
+        self._marks: Any = (ctypes.c_int8 * size)()
+        self._counts = (INT * size)(*([1] * size))
+        one, start = ctypes.POINTER(INT), ctypes.addressof(self._sequences)
+        self._lists = (one * size)(*[ctypes.cast(start + 4 * row, one) for row in range(size)])
+        self.given = call.llama_batch(
+            token=ctypes.cast(self._tokens, one),
+            pos=ctypes.cast(self._places, one),
+            n_seq_id=ctypes.cast(self._counts, one),
+            seq_id=ctypes.cast(self._lists, ctypes.POINTER(one)),
+            logits=ctypes.cast(self._marks, ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, tokens: Sequence[int], pieces: Iterable[BatchPiece]) -> int:
+        """Take the rows of the pieces, in order; returns how many want logits in all."""
+        self.given.n_tokens = count = len(tokens)
+        self._tokens[:count] = tokens
+        row = outputs = 0
+        for piece in pieces:
+            rows, end = piece.rows, row + piece.rows
+            self._sequences[row:end] = [piece.sequence] * rows
+            self._places[row:end] = range(piece.start, piece.start + rows)
+            self._marks[row:end] = [0] * (rows - piece.wanted) + [1] * piece.wanted
+            row, outputs = end, outputs + piece.wanted
+        return outputs
+
 
 PARTIAL = 1
 """`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cutting off cannot bring back."""
@@ -145,7 +266,7 @@ class LlamaContext:
         ):
             raise StageError("llama.cpp does not take its own copy of a sequence back.")
 
-    def run(self, tokens: Sequence[int], pieces: Sequence[Piece]) -> Tensor:
+    def run(self, tokens: Sequence[int], pieces: Sequence[BatchPiece]) -> Tensor:
         """Run the rows of the pieces, in order; logits fp32 [wanted rows, vocab].
 
         They are a view that the next pass overwrites. Raises StageError where the library fails.
@@ -158,7 +279,7 @@ class LlamaContext:
             row += part.rows
         return torch.cat(found)
 
-    def _decode(self, tokens: Sequence[int], pieces: Sequence[Piece]) -> Tensor:
+    def _decode(self, tokens: Sequence[int], pieces: Sequence[BatchPiece]) -> Tensor:
         wanted = self._batch.fill(tokens, pieces)
         status = self._call.llama_decode(self.handle, self._batch.given)
         if status:
@@ -174,13 +295,13 @@ class LlamaContext:
         self._newest = self._views[wanted]
         return self._newest[0]
 
-    def likeliest(self, logits: Tensor) -> list[int] | None:
-        """The likeliest token of each row that `run` gave, as `ops.likeliest` has it.
+    def argmax(self, logits: Tensor) -> list[int] | None:
+        """The likeliest token of each row that `run` gave, as `argmax_rows` has it.
 
         A pass leaves the caches to its weights: a call of torch takes 60 microseconds after it.
         """
         tensor, values = self._newest
-        return likeliest_of(values) if tensor is logits else likeliest(logits)
+        return argmax_of(values) if tensor is logits else argmax_rows(logits)
 
 
 def _view(place: int, rows: int, vocab: int) -> tuple[Tensor, Any]:
@@ -193,7 +314,7 @@ def _view(place: int, rows: int, vocab: int) -> tuple[Tensor, Any]:
     return tensor, tensor.numpy()
 
 
-def _split(pieces: Sequence[Piece], size: int) -> list[Piece]:
+def _split(pieces: Sequence[BatchPiece], size: int) -> list[BatchPiece]:
     """The pieces cut into ones of at most `size` rows; logits stay with the last rows."""
     parts = []
     for piece in pieces:
@@ -201,7 +322,7 @@ def _split(pieces: Sequence[Piece], size: int) -> list[Piece]:
             rows = min(size, piece.rows - row)
             behind = piece.rows - row - rows
             wanted = min(max(piece.wanted - behind, 0), rows)
-            parts.append(Piece(piece.sequence, piece.start + row, rows, wanted))
+            parts.append(BatchPiece(piece.sequence, piece.start + row, rows, wanted))
     return parts
 
 

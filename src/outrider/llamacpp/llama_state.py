@@ -3,11 +3,9 @@
 import weakref
 
 from outrider.errors import StateError
-from outrider.llamacpp.batch import Piece
-from outrider.llamacpp.llama_context import PARTIAL, Copy, LlamaContext
-from outrider.llamacpp.snapshots import Snapshots
-from outrider.state.rollback import Rollback
+from outrider.llamacpp.llama_context import PARTIAL, BatchPiece, Copy, LlamaContext, Snapshots
 from outrider.state.sequence import Checkpoint
+from outrider.state.spec import Rollback
 
 
 class LlamaState:
@@ -31,7 +29,7 @@ class LlamaState:
         self._sequence: int | None = None
         self._give_back: weakref.finalize[..., LlamaState] | None = None
 
-    def begin(self, rows: int, wanted: int, *, revocable: bool) -> Piece:
+    def begin(self, rows: int, wanted: int, *, revocable: bool) -> BatchPiece:
         """The place of a pass's rows; raises StateError where they could not be taken back."""
         if revocable and self.rollback(self.length + rows - self.floor, 1) is Rollback.CHECKPOINT:
             raise StateError(f"{rows} rows cannot be taken back: take a checkpoint first.")
@@ -39,7 +37,7 @@ class LlamaState:
         start = self._context.end(sequence)
         if start != self.length:
             raise StateError(f"the context holds {start} rows of a sequence of {self.length}.")
-        return Piece(sequence, start, rows, wanted)
+        return BatchPiece(sequence, start, rows, wanted)
 
     def advance(self, rows: int, *, revocable: bool = True) -> None:
         """Count the rows of a pass that was run."""

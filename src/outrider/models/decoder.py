@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.linear import Linear
 from outrider.kernels.norm import RmsNorm
-from outrider.kernels.operations import Kernels
+from outrider.kernels.operations import Kernels, Linear
 from outrider.kernels.pass_plan import PassPlan, Span, plan_pass
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig

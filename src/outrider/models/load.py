@@ -11,10 +11,9 @@ from torch import Tensor
 from outrider.errors import CheckpointError
 from outrider.formats.tensors import TensorSource, WeightReader
 from outrider.kernels.compiled import CompiledKernels
-from outrider.kernels.linear import Linear
 from outrider.kernels.loading import has_numba
 from outrider.kernels.norm import RmsNorm, rms_norm
-from outrider.kernels.operations import Kernels
+from outrider.kernels.operations import Kernels, Linear
 from outrider.kernels.reference import ReferenceKernels
 from outrider.models.attention import AttentionLayer
 from outrider.models.config import ModelConfig

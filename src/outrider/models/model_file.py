@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from outrider.errors import CheckpointError
+from outrider.formats.folder import WeightFolder
 from outrider.formats.gguf_file import SUFFIX, open_gguf
 from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
-from outrider.formats.safetensors_folder import Checkpoint
 from outrider.formats.tensors import TensorSource
 from outrider.formats.tokenizer import Tokenizer
 from outrider.models.config import ModelConfig
@@ -34,7 +34,7 @@ def model_config(path: Path) -> ModelConfig:
 def open_tensors(path: Path) -> tuple[ModelConfig, TensorSource]:
     """A model's configuration and its tensors, to be used as a context manager."""
     if not is_gguf(path):
-        return read_config(path), Checkpoint(path)
+        return read_config(path), WeightFolder(path)
     file = open_gguf(path)
     config = read_gguf_config(file)
     return config, GgufTensors(file, config)

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from outrider.errors import StageError
-from outrider.kernels.likeliest import likeliest
+from outrider.kernels.argmax import argmax_rows
 from outrider.kernels.pass_plan import Span
 from outrider.models.base import Model
 from outrider.records import SamplerOutput, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Frame, Void
 from outrider.state.base import State
-from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint
-from outrider.state.spec import Policy
+from outrider.state.spec import Policy, Rollback
 from outrider.verify.sampler import Sampler, make_sampler
 
 SamplerFactory = Callable[[SamplingParams, int], Sampler]
@@ -374,7 +373,7 @@ class LayerRange:
         return self.decoder.logits(rows) if len(rows) else torch.empty(0, self.vocab_size)
 
     def _likeliest(self, logits: Tensor) -> list[int] | None:
-        return likeliest(logits)
+        return argmax_rows(logits)
 
     def settle(self, held: StageSession, window: Window) -> Settled:
         """Bring a session's state to its window's start, running kept rows again if need be."""

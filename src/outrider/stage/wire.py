@@ -20,7 +20,7 @@ from outrider.errors import OutriderError, StageError
 from outrider.records import Reply, TokenLogprob, Window
 from outrider.sampling.params import SamplingParams
 from outrider.stage.base import Frame, Void
-from outrider.state.rollback import Rollback
+from outrider.state.spec import Rollback
 
 Check = Callable[[Any], Any]
 """Returns the value as the record holds it; raises ValueError for another type or range."""

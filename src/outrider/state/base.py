@@ -2,10 +2,10 @@
 
 from typing import Protocol, Self
 
-from outrider.state.attention import AttentionState
-from outrider.state.delta import DeltaState
-from outrider.state.rollback import Rollback
+from outrider.state.delta_log import DeltaState
+from outrider.state.kv_pages import AttentionState
 from outrider.state.sequence import Checkpoint
+from outrider.state.spec import Rollback
 
 
 class State(Protocol):

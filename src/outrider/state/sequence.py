@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from outrider.errors import StateError
-from outrider.state.attention import AttentionState
-from outrider.state.delta import DeltaCopy, DeltaState
-from outrider.state.rollback import Rollback, rollback_for
-from outrider.state.spec import StateSpec
+from outrider.state.delta_log import DeltaCopy, DeltaState
+from outrider.state.kv_pages import AttentionState
+from outrider.state.spec import Rollback, StateSpec, rollback_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""Parts of a sequence state and their bytes, as torch-free arithmetic.
+"""Parts of a sequence state, their bytes, and which way back applies. Torch-free arithmetic.
 
 The byte formulas are exact: tests compare them with the storage of real tensors.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 Policy = Literal["log", "snapshots", "checkpoint"]
@@ -111,3 +112,25 @@ class StateSpec:
     def bytes(self, length: int) -> int:
         """Bytes of the whole state once it has room for `length` positions."""
         return self.recurrent_bytes() + self.attention_bytes(length)
+
+
+class Rollback(StrEnum):
+    """How the rows of a window can be taken back."""
+
+    TRUNCATE = "truncate"
+    """Attention only: lower the length."""
+    LOG = "log"
+    """Recurrent layers forget log entries: lower the length."""
+    SNAPSHOTS = "snapshots"
+    """Recurrent layers go back to the state kept after an earlier row: lower the length."""
+    CHECKPOINT = "checkpoint"
+    """Copy before the window, restore and run the kept rows again."""
+
+
+def rollback_for(spec: StateSpec, rows_in_flight: int) -> Rollback:
+    """The cheapest exact way back when `rows_in_flight` rows above the floor may be rejected."""
+    if spec.delta is None:
+        return Rollback.TRUNCATE
+    if rows_in_flight > spec.row_capacity:
+        return Rollback.CHECKPOINT
+    return Rollback(spec.policy)

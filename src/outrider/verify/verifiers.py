@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.errors import StageError, StateError
-from outrider.kernels.likeliest import likeliest
+from outrider.kernels.argmax import argmax_rows
 from outrider.sampling.logits import TokenCounts, adjust, adjusts, distribution, probabilities
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key, Purpose, draw
@@ -88,7 +88,7 @@ def pick_greedy(
 
 def _largest(logits: torch.Tensor) -> list[int]:
     """Return the likeliest token of each row of `logits` [rows, vocab]."""
-    found = likeliest(logits)
+    found = argmax_rows(logits)
     if found is None:
         raise StageError(
             "the target's logits hold NaN: no token can be picked; check the checkpoint and its "

@@ -15,7 +15,7 @@ from outrider.records import Commit, Context
 from outrider.sampling.logits import probabilities
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Key, Purpose, draw
-from outrider.state.delta import DeltaCopy, DeltaState
+from outrider.state.delta_log import DeltaCopy, DeltaState
 from outrider.state.sequence import SequenceState
 from outrider.state.spec import POLICIES
 from tests.draft.model.play import Session, fresh_draft, play

@@ -20,7 +20,7 @@ from outrider.draft.token_choice import (
     spread_logits,
     top_probabilities,
 )
-from outrider.kernels.linear import Linear
+from outrider.kernels.operations import Linear
 from outrider.records import Context, Draft
 
 

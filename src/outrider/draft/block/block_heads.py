@@ -13,8 +13,8 @@ from torch.nn import functional
 from outrider.draft.block.block_config import Markov
 from outrider.draft.block.block_trunk import Array
 from outrider.kernels.compiled import Product
-from outrider.kernels.linear import Linear
 from outrider.kernels.loading import load_kernels
+from outrider.kernels.operations import Linear
 
 FREQUENCIES = 64
 SNR_STEPS = 1000.0

@@ -38,13 +38,11 @@ from outrider.draft.block.block_heads import (
 )
 from outrider.draft.block.block_trunk import Trunk, compiled_trunk
 from outrider.errors import CheckpointError
-from outrider.formats.files import read_json, read_json_or_empty
+from outrider.formats.folder import WeightFolder, read_json, read_json_or_empty
 from outrider.formats.gguf_file import GgufFile, open_gguf
-from outrider.formats.safetensors_folder import Checkpoint
 from outrider.formats.tensors import TensorSource, WeightReader
-from outrider.kernels.linear import Linear
 from outrider.kernels.norm import rms_norm
-from outrider.kernels.operations import Kernels
+from outrider.kernels.operations import Kernels, Linear
 from outrider.kernels.rotary import paired
 from outrider.models.config import ModelConfig
 from outrider.models.decoder import Decoder
@@ -146,12 +144,12 @@ def holds_block_drafter(path: Path) -> bool:
     return is_block_drafter(read_json_or_empty(path / "config.json"))
 
 
-def open_block(path: Path) -> tuple[Mapping[str, Any], Checkpoint | BlockTensors]:
+def open_block(path: Path) -> tuple[Mapping[str, Any], WeightFolder | BlockTensors]:
     """A drafter's configuration in a folder's words, and its tensors, to be entered."""
     if is_gguf(path):
         file = open_gguf(path)
         return _gguf_words(file), BlockTensors(file)
-    return read_json(path / "config.json"), Checkpoint(path)
+    return read_json(path / "config.json"), WeightFolder(path)
 
 
 def read_block(folder: Path, num_target_layers: int | None = None) -> BlockConfig:

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from outrider.draft.block.block_config import View
 from outrider.kernels.compiled import Product
-from outrider.kernels.linear import Linear
 from outrider.kernels.loading import load_kernels
 from outrider.kernels.norm import RmsNorm
+from outrider.kernels.operations import Linear
 from outrider.kernels.rotary import rotate
 from outrider.models.attention import AttentionLayer
 from outrider.models.decoder import DecoderLayer

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from outrider.draft.heads.one_token import Head
 from outrider.errors import CheckpointError
-from outrider.formats.files import read_json
-from outrider.formats.safetensors_folder import Checkpoint
+from outrider.formats.folder import WeightFolder, read_json
 from outrider.formats.tensors import WeightReader
 from outrider.kernels.norm import RmsNorm, rms_norm
 from outrider.kernels.operations import Kernels
@@ -155,7 +154,7 @@ def load_eagle3(folder: Path, target: Decoder) -> Head:
     """The drafter in `folder`; CheckpointError says what of it does not fit the target."""
     config = read_eagle3_config(folder)
     taps = config.taps_for(target.config)
-    with Checkpoint(folder) as checkpoint:
+    with WeightFolder(folder) as checkpoint:
         reader = WeightReader(checkpoint, "", target.dtype, target.device)
         ids = _target_ids(config, reader)
         head = Head(

@@ -22,9 +22,8 @@ from outrider.formats.tokenizer import Tokenizer
 from outrider.kernels.pass_plan import Span
 from outrider.models.base import Model
 from outrider.records import Commit, Context, Draft
-from outrider.state.rollback import Rollback
 from outrider.state.sequence import Checkpoint
-from outrider.state.spec import Policy
+from outrider.state.spec import Policy, Rollback
 
 LOG = logging.getLogger(__name__)
 MIN_CONTEXT = 2

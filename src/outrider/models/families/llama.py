@@ -4,8 +4,8 @@ from typing import Any
 
 from outrider.formats.gguf_file import GgufFile
 from outrider.models.config import ModelConfig
+from outrider.models.families.dense import attention, dense
 from outrider.models.families.family import COMMON, Family, Gguf, Words, rotary_restores
-from outrider.models.families.parts import attention, dense
 
 
 def _config(words: Words) -> ModelConfig:

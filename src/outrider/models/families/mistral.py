@@ -1,8 +1,8 @@
 """Mistral 7B (Jiang et al. 2023, arXiv 2310.06825): all layers under one sliding window."""
 
 from outrider.models.config import ModelConfig
+from outrider.models.families.dense import attention, dense
 from outrider.models.families.family import COMMON, Family, Words
-from outrider.models.families.parts import attention, dense
 
 
 def _config(words: Words) -> ModelConfig:

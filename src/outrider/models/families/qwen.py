@@ -1,8 +1,8 @@
 """Qwen2 (arXiv 2407.10671) and Qwen3 (arXiv 2505.09388), dense."""
 
 from outrider.models.config import ModelConfig
+from outrider.models.families.dense import WINDOWS, attention, dense, qwen_windows
 from outrider.models.families.family import COMMON, Family, Gguf, Words
-from outrider.models.families.parts import WINDOWS, attention, dense, qwen_windows
 
 COUNTS = frozenset({"num_key_value_heads", "head_dim", "sliding_window"})
 

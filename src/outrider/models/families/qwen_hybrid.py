@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider.errors import CheckpointError
 from outrider.formats.gguf_file import GgufFile
 from outrider.models.config import DeltaConfig, LayerKind, ModelConfig
+from outrider.models.families.dense import attention, layer_types, model
 from outrider.models.families.family import (
     COMMON,
     LAYER_TENSORS,
@@ -19,7 +20,6 @@ from outrider.models.families.family import (
     Words,
     weights_and_biases,
 )
-from outrider.models.families.parts import attention, layer_types, model
 
 LINEAR: Words = {
     "linear_conv_kernel_dim": 4,
