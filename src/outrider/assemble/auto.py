@@ -13,7 +13,7 @@ from outrider.draft.block.block_loader import holds_block_drafter, read_block
 from outrider.draft.heads.eagle3 import is_eagle3
 from outrider.draft.heads.mtp import holds_mtp
 from outrider.errors import ConfigError
-from outrider.formats.folder import read_json_or_empty
+from outrider.formats.files import read_json_or_empty
 from outrider.formats.hub import resolve
 
 LOG = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from outrider.draft.token_choice import Chooser, GreedyChooser, SampledChooser
 from outrider.engine.draft_budget import Budget
 from outrider.engine.facade import DrafterFactory, WindowLimits
 from outrider.errors import CheckpointError, ConfigError
-from outrider.formats.folder import read_json_or_empty
+from outrider.formats.files import read_json_or_empty
 from outrider.formats.hub import resolve
 from outrider.models.decoder import Decoder
 from outrider.models.load import load_decoder

@@ -16,7 +16,8 @@ from outrider.draft.block.block_loader import (
 )
 from outrider.draft.heads.eagle3 import FLAGS, is_eagle3, read_eagle3_config
 from outrider.draft.heads.mtp import mtp_fault
-from outrider.formats.folder import WeightFolder, read_json_or_empty
+from outrider.formats.files import read_json_or_empty
+from outrider.formats.folder import WeightFolder
 from outrider.formats.hub import resolve
 from outrider.models.decoder import state_spec
 from outrider.models.load import LoadOptions, choose_kernels

@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import CheckpointError, RequestError, shown
-from outrider.formats.folder import read_json_or_empty, read_text
+from outrider.formats.files import read_json_or_empty, read_text
 
 Message = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.errors import CheckpointError, LengthError, RequestError
 from outrider.formats.chat_template import ChatTemplate, Message, find_template
-from outrider.formats.folder import read_json_or_empty
+from outrider.formats.files import read_json_or_empty
 from outrider.formats.spelling import Coverage, Spelling, TokenBytes, find_coverage
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")

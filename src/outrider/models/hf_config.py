@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import CheckpointError
-from outrider.formats.folder import read_json
+from outrider.formats.files import read_json
 from outrider.models.config import ModelConfig
 from outrider.models.families.family import Family, families
 

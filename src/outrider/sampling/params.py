@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import CheckpointError, ConfigError
-from outrider.formats.folder import read_json_or_empty
+from outrider.formats.files import read_json_or_empty
 
 MAX_SEED = 2**63 - 1
 REPETITION_PENALTIES = (1e-6, 1e6)

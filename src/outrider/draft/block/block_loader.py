@@ -38,7 +38,8 @@ from outrider.draft.block.block_heads import (
 )
 from outrider.draft.block.block_trunk import Trunk, compiled_trunk
 from outrider.errors import CheckpointError
-from outrider.formats.folder import WeightFolder, read_json, read_json_or_empty
+from outrider.formats.files import read_json, read_json_or_empty
+from outrider.formats.folder import WeightFolder
 from outrider.formats.gguf_file import GgufFile, open_gguf
 from outrider.formats.tensors import TensorSource, WeightReader
 from outrider.kernels.norm import rms_norm

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from outrider.draft.heads.one_token import Head
 from outrider.errors import CheckpointError
-from outrider.formats.folder import WeightFolder, read_json
+from outrider.formats.files import read_json
+from outrider.formats.folder import WeightFolder
 from outrider.formats.tensors import WeightReader
 from outrider.kernels.norm import RmsNorm, rms_norm
 from outrider.kernels.operations import Kernels
