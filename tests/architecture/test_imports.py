@@ -9,7 +9,7 @@ HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"
 TORCH_FREE = (
     "outrider",
     "outrider.config",
-    "outrider.config.load",
+    "outrider.config.sources",
     "outrider.records",
     "outrider.draft.base",
     "outrider.engine.ledger",

@@ -11,7 +11,7 @@ from tests.architecture.source import PACKAGE, Source, imported, read, sources
 SEAMS = {
     "click": ("cli/",),
     "gguf": ("formats/gguf_", "models/gguf_"),
-    "h11": ("server/connection.py",),
+    "h11": ("server/listen.py",),
     "huggingface_hub": ("formats/hub.py",),
     "jinja2": ("formats/chat_template.py", "bench/report.py"),
     "llama_cpp": ("llamacpp/",),
@@ -29,7 +29,7 @@ SEAMS = {
     "torch": ("",),
     "transformers": ("bench/peers.py",),
     "typer": ("cli/",),
-    "uvicorn": ("server/connection.py", "server/listen.py"),
+    "uvicorn": ("server/listen.py", "server/listen.py"),
     "xllamacpp": ("bench/server_peers.py",),
 }
 WRITERS = {"print", "sys.stdout.write", "sys.stderr.write"}

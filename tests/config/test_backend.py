@@ -2,8 +2,7 @@
 
 import pytest
 
-from outrider.config.backend import llama_cpp_faults
-from outrider.config.checks import check
+from outrider.config.checks import check, llama_cpp_faults
 from outrider.config.settings import (
     LinkConfig,
     RunConfig,

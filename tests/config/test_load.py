@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from outrider.config import keys
-from outrider.config.load import FLAGS, Loaded, load
 from outrider.config.settings import (
     RunConfig,
     ServerConfig,
@@ -14,7 +13,7 @@ from outrider.config.settings import (
     TargetConfig,
     VerifyWindowConfig,
 )
-from outrider.config.show import lines
+from outrider.config.sources import FLAGS, Loaded, lines, load
 from outrider.errors import ConfigError
 
 

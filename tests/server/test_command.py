@@ -85,7 +85,7 @@ def test_settings_are_checked_and_the_key_is_never_shown(capsys):
 
 
 def test_other_machines_without_a_key_are_warned_of(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "outrider.assemble.scheduler", None)
+    monkeypatch.setitem(sys.modules, "outrider.assemble.engine", None)
     with pytest.raises(ModuleNotFoundError):
         main(["serve", "--host", "0.0.0.0", "--port", "0"])
     assert "server.api_key is not set: everyone who reaches it" in capsys.readouterr().err

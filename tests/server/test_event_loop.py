@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.server import exchange, writing
-from outrider.server.names import Names
+from outrider.server.places import Names
 from tests.server.world import byte_tokens, events, running
 
 PATIENCE = 60

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from outrider.config.settings import ServerConfig
 from outrider.errors import BusyError, StageError
 from outrider.server import app
-from outrider.server.gate import names_server
+from outrider.server.access import names_server
 from tests.server.test_refusals import refused
 from tests.server.world import running
 

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from outrider.formats.tokenizer import Tokenizer
-from outrider.server.names import Names
-from outrider.server.places import Places, prompt_places
+from outrider.server.places import Names, Places, prompt_places
 from tests.server.world import byte_tokens, events, piece_tokens, running
 
 

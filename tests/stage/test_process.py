@@ -5,8 +5,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from outrider.assemble.setup import make_setups
-from outrider.assemble.stages import command_of
+from outrider.assemble.stages import command_of, make_setups
 from outrider.config.settings import TargetConfig
 from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams

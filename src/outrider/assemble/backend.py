@@ -3,7 +3,7 @@
 import logging
 from importlib.util import find_spec
 
-from outrider.config.backend import llama_cpp_faults, llama_cpp_settings
+from outrider.config.checks import llama_cpp_faults, llama_cpp_settings
 from outrider.config.settings import RunConfig
 from outrider.errors import ConfigError
 from outrider.formats import hub as packaged

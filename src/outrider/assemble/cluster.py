@@ -5,8 +5,7 @@ from pathlib import Path
 
 from outrider import __version__
 from outrider.assemble.actor import StageActor
-from outrider.assemble.cut import cut
-from outrider.assemble.setup import link_of, make_setups
+from outrider.assemble.stages import cut, link_of, make_setups
 from outrider.assemble.target import LoadedTarget
 from outrider.config.settings import RunConfig, TargetConfig
 from outrider.formats.hub import fingerprint

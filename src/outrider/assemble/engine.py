@@ -1,4 +1,4 @@
-"""From a configuration to a running engine."""
+"""From a configuration to a running engine, and to a scheduler that many callers share."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -10,13 +10,13 @@ from outrider.assemble.backend import runs_by_llama_cpp
 from outrider.assemble.budget import budget_factory
 from outrider.assemble.drafter import drafter_factory, drafting_specs, load_drafting, model_of
 from outrider.assemble.gguf_target import load_by_llama_cpp
-from outrider.assemble.memory_check import check_fits, free_bytes
+from outrider.assemble.memory_check import check_fits, free_bytes, held_bytes
 from outrider.assemble.parts import Parts
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.assemble.windows import capacity_for, fit, window_limits
 from outrider.config.checks import check
-from outrider.config.given import section
+from outrider.config.keys import section
 from outrider.config.settings import (
     RunConfig,
     SpeculativeConfig,
@@ -25,6 +25,8 @@ from outrider.config.settings import (
     TargetConfig,
 )
 from outrider.engine.facade import EngineFacade, Speculation
+from outrider.engine.prefix import PrefixCache
+from outrider.engine.scheduler import Admission, Scheduler
 from outrider.formats.tokenizer import Tokenizer
 from outrider.sampling.params import sampling_defaults
 from outrider.state.spec import StateSpec
@@ -128,3 +130,32 @@ def _check_memory(target: LoadedTarget, spec: StateSpec) -> None:
         free = int(torch.cuda.mem_get_info(device)[0])
     if free is not None:
         check_fits(spec, target.decoder.max_length, free)
+
+
+UNKNOWN_MEMORY = 4 * 2**30
+"""Bytes for states where the system does not say what is free."""
+
+
+def load_scheduler(config: RunConfig) -> Scheduler:
+    """Load an engine and start its thread; half of what memory is free may hold states."""
+    server = config.server
+    engine = _load(config)
+    specs = engine.specs
+    free = (free_bytes() or UNKNOWN_MEMORY) // 2
+    admission = Admission(
+        max_sequences=server.max_sequences,
+        max_queue=server.max_queue,
+        max_bytes=free if server.state_mib is None else server.state_mib << 20,
+        prompt_rows=server.prompt_rows,
+        state_bytes=lambda length: sum(held_bytes(spec, length) for spec in specs),
+    )
+    return Scheduler(engine, engine.tokenizer, admission, remake=lambda: _load(config))
+
+
+def _load(config: RunConfig) -> Engine:
+    """The engine with its cache of prompts."""
+    server = config.server
+    engine = Engine.load_run(config, server.max_sequences)
+    if server.prefix_mib and engine.stage.has_snapshots:
+        engine.prefixes = PrefixCache(engine.stage, server.prefix_mib << 20)
+    return engine

@@ -4,9 +4,8 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from outrider.cli.engine import open_engine
 from outrider.cli.flags import ChatFlags, RunFlags, SamplingFlags, with_flags
-from outrider.cli.prompt import conversation
+from outrider.cli.requests import conversation, open_engine
 from outrider.cli.terminal import end_line, fail, put, say
 from outrider.errors import CheckpointError, RequestError
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
-from outrider.cli.request import Request
-from outrider.config.load import FLAGS, SERVER_FLAGS, Loaded, load
+from outrider.cli.requests import Request
+from outrider.config.sources import FLAGS, SERVER_FLAGS, Loaded, load
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
 

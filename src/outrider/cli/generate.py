@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Exit
 
-from outrider.cli.compare import compare, warm_up
-from outrider.cli.engine import open_engine
+from outrider.cli.beside_plain import compare, warm_up
 from outrider.cli.flags import ChatFlags, RunFlags, SamplingFlags, flag, with_flags
-from outrider.cli.prompt import conversation, prompt_text, read_messages
-from outrider.cli.request import Request
+from outrider.cli.requests import Request, conversation, open_engine, prompt_text, read_messages
 from outrider.cli.terminal import OutputFile, end_line, put, say, table
-from outrider.config.show import lines
+from outrider.config.sources import lines
 from outrider.errors import ConfigError
 from outrider.telemetry.counters import table_rows
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from outrider.cli.flags import RunFlags, flag, with_flags
 from outrider.cli.terminal import busy, put, say
 from outrider.config.settings import ServerConfig, is_loopback
-from outrider.config.show import lines
+from outrider.config.sources import lines
 from outrider.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def serve(*, flags: ServeFlags, run: RunFlags) -> None:
         raise ConfigError(
             f"outrider serve needs the library {error.name}: pip install 'outrider[server]'."
         ) from None
-    from outrider.assemble.scheduler import load_scheduler
+    from outrider.assemble.engine import load_scheduler
 
     with bind(config.server.host, config.server.port) as sock:
         with busy(f"loading {config.target.path}"):

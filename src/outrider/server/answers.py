@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.engine.scheduler import Event, GenerationResult, Piece, Scheduler, TokenLogprob
-from outrider.server.names import Names
-from outrider.server.places import Places, prompt_places
-from outrider.server.plan import Plan
+from outrider.server.places import Names, Places, prompt_places
+from outrider.server.sequences import Plan
 from outrider.telemetry.counters import merge, timings
 
 Json = dict[str, Any]

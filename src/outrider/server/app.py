@@ -21,14 +21,14 @@ from outrider.config.settings import ServerConfig
 from outrider.engine.scheduler import Scheduler, SchedulerFigures
 from outrider.errors import OutriderError
 from outrider.server import access
+from outrider.server.access import Gate
 from outrider.server.exchange import Exchange, Message, Receive, Send
-from outrider.server.gate import Gate
-from outrider.server.memory import give_back
 from outrider.server.metrics import Metrics
-from outrider.server.names import Names
 from outrider.server.openapi import description
-from outrider.server.plan import Maker, Plan
+from outrider.server.places import Names
 from outrider.server.problems import Problem, problem_of, unknown_model
+from outrider.server.sequences import Maker, Plan
+from outrider.server.writing import give_back
 
 LOG = logging.getLogger(__name__)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -22,9 +22,9 @@ from outrider.errors import OutriderError
 from outrider.server import writing
 from outrider.server.answers import Answer, Choice, Part
 from outrider.server.metrics import Metrics
-from outrider.server.names import Names
-from outrider.server.plan import Plan
+from outrider.server.places import Names
 from outrider.server.problems import Problem, problem_of
+from outrider.server.sequences import Plan
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -2,22 +2,75 @@
 
 The environment is read as `OUTRIDER_SECTION__KEY`, nested sections as
 `OUTRIDER_SPECULATIVE__VERIFY_WINDOW__DEPTH`. Keys and sections that do not exist are errors, but
-for the variables that Kubernetes and Docker set (`config.links`).
+for the variables that Kubernetes and Docker set: a service named `outrider-server` puts
+`OUTRIDER_SERVER_PORT=tcp://10.0.0.1:8000` and more into every container of its namespace.
 """
 
+import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from outrider.config import keys
 from outrider.config.checks import check
-from outrider.config.links import is_link
 from outrider.config.settings import RunConfig
 from outrider.config.values import parse
 from outrider.errors import ConfigError
+
+_PORT = r"PORT_\d+_(TCP|UDP|SCTP)"
+_URL = r"(tcp|udp|sctp)://(?P<address>\[[^\]]+\]|[^:\]]+):\d+"
+_NUMBER = r"\d{1,5}"
+_ADDRESS = r"(?P<address>[0-9A-Fa-f.:]+)"
+_FORMS: tuple[tuple[str, str], ...] = (
+    ("SERVICE_HOST", _ADDRESS),
+    (r"SERVICE_PORT(_[A-Z0-9_]+)?", _NUMBER),
+    ("PORT", _URL),
+    (rf"{_PORT}(_START|_END)?", _URL),
+    (f"{_PORT}_ADDR", _ADDRESS),
+    (rf"{_PORT}_PORT(_START|_END)?", _NUMBER),
+    (f"{_PORT}_PROTO", "tcp|udp|sctp"),
+    ("NAME", r"/[^/]+/[^/]+"),
+)
+"""Ends of a name, after that of the service, and the whole value that belongs to each."""
+
+
+def is_link(name: str, variables: Mapping[str, str]) -> bool:
+    """True if a variable has a name and a value that Kubernetes or Docker give it.
+
+    Docker's copies of the other container's variables, `ALIAS_ENV_...`, have any value: they
+    count where `ALIAS_NAME` is a link.
+    """
+    alias, found, _ = name.partition("_ENV_")
+    if found and _has_form(f"{alias}_NAME", variables.get(f"{alias}_NAME", "")):
+        return True
+    return _has_form(name, variables[name])
+
+
+def _has_form(name: str, value: str) -> bool:
+    return any(
+        re.fullmatch(rf"[A-Z0-9_]*[A-Z0-9]_{end}", name)
+        and (held := re.fullmatch(shape, value))
+        and _is_address(held.groupdict().get("address"))
+        for end, shape in _FORMS
+    )
+
+
+def _is_address(text: str | None) -> bool:
+    """True if `text` is an IP address, bare or in brackets; None is not asked for."""
+    if text is None:
+        return True
+    try:
+        ip_address(text.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
 
 PREFIX = "OUTRIDER_"
 
@@ -140,3 +193,25 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[str, object, str]
             key = FLAGS[flag]
             text = isinstance(value, str)
             yield key, parse(keys.hints()[key], str(value)) if text else value, f"flag {flag}"
+
+
+SECRET = "api_key"
+
+
+def lines(loaded: Loaded) -> Iterator[str]:
+    """Lines of a TOML file; a key without a value appears as a comment."""
+    items = list(keys.flatten(loaded.config))
+    for section, group in groupby(items, key=lambda item: item[0].rpartition(".")[0]):
+        yield f"[{section}]"
+        for key, value in group:
+            yield _line(key.rpartition(".")[2], value, loaded.origins[key])
+        yield ""
+
+
+def _line(name: str, value: object, origin: str) -> str:
+    if name == SECRET and value is not None:
+        return f"# {name} is set, and not shown".ljust(38) + f"# {origin}"
+    if value is None:
+        return f"# {name} is not set".ljust(38) + f"# {origin}"
+    # JSON's strings, numbers and booleans are valid TOML.
+    return f"{name} = {json.dumps(value)}".ljust(38) + f"# {origin}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.cli.request import Request
+from outrider.cli.requests import Request
 
 if TYPE_CHECKING:
     from outrider.assemble.engine import Engine

@@ -1,14 +1,30 @@
-"""Where a prompt comes from: an argument, a file, standard input or a file of messages."""
+"""An engine, a prompt and a request as the command line makes them. Importing this loads no torch."""
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typer import BadParameter
 
-from outrider.cli.terminal import read_text
+from outrider.cli.terminal import busy, read_text
+from outrider.config.settings import RunConfig
 from outrider.errors import RequestError
+from outrider.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.assemble.engine import Engine
+
+
+def open_engine(config: RunConfig) -> "Engine":
+    """Load the model that a configuration names."""
+    from outrider.assemble.engine import Engine
+
+    with busy(f"loading {config.target.path}"):
+        return Engine.load_run(config)
+
 
 Messages = list[dict[str, Any]]
 
@@ -53,3 +69,30 @@ def conversation(system: str | None, messages: Messages, user: str | None) -> Me
     first = [{"role": "system", "content": system}] if system is not None else []
     last = [{"role": "user", "content": user}] if user is not None else []
     return [*first, *messages, *last]
+
+
+if TYPE_CHECKING:
+    from outrider.assemble.engine import Engine
+    from outrider.engine.facade import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything that decides which tokens come out."""
+
+    prompt: str | Sequence[int]
+    sampling: SamplingParams
+    max_tokens: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+
+    def start(self, engine: "Engine", method: str | None = None) -> "Generation":
+        """Start it; `method` "off" decodes plainly, None as the engine was configured."""
+        return engine.generate(
+            self.prompt,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            method=method,
+        )
