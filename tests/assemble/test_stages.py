@@ -4,8 +4,8 @@ from contextlib import closing
 
 import pytest
 
+from outrider.assemble.decisions import cut
 from outrider.assemble.engine import Engine
-from outrider.assemble.stages import cut
 from outrider.config.settings import LinkConfig, SpeculativeConfig, StagesConfig, VerifyWindowConfig
 from outrider.errors import ConfigError
 

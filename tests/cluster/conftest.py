@@ -14,7 +14,7 @@ import pytest
 import outrider
 from outrider import __version__
 from outrider.assemble.actor import StageActor
-from outrider.assemble.stages import make_setups
+from outrider.assemble.stage_setup import make_setups
 from outrider.config.settings import TargetConfig
 from outrider.formats.hub import fingerprint
 from outrider.stage.peer import Hello

@@ -2,6 +2,7 @@
 
 import pytest
 
+from outrider.assemble.decisions import decide
 from outrider.config.checks import check, llama_cpp_faults
 from outrider.config.settings import (
     LinkConfig,
@@ -59,3 +60,24 @@ def test_other_policies_go_with_llama_cpp(rollback):
     config = make("llama.cpp", state=StateConfig(rollback=rollback))
     assert check(config) is config
     assert list(llama_cpp_faults(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "name", "value"),
+    [
+        ({}, "backend", "torch"),
+        ({"target": {"device": "cuda"}}, "kernels", "torch"),
+        ({"target": {"exact": False}}, "kernels", "compiled, equality not claimed"),
+        ({"stages": StagesConfig(count=2)}, "drafts", "link"),
+        ({"stages": StagesConfig(count=2)}, "stages", "2"),
+        ({"speculative": SpeculativeConfig(max_draft_tokens=3)}, "drafts", "fixed"),
+        ({"speculative": SpeculativeConfig(max_draft_tokens=3)}, "windows", "4 rows, 1 in flight"),
+        ({"state": StateConfig(capacity=5)}, "rollback", "log, 5 rows"),
+    ],
+)
+def test_each_decision_is_made_once_and_has_a_reason(sections, name, value):
+    config = check(make("torch", **sections))
+    found = {one.name: one for one in decide(config).explained}
+    assert found[name].value == value
+    assert all(one.reason for one in found.values())
+    assert str(found[name]).startswith(f"{name} = {value}: ")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.assemble.windows import window_limits
+from outrider.assemble.limits import window_limits
 from outrider.config.checks import check
 from outrider.config.settings import (
     LinkConfig,

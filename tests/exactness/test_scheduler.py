@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 
-from outrider.assemble.budget import LentController
+from outrider.assemble.limits import LentController
 from outrider.assemble.memory_check import held_bytes
 from outrider.costs.batch_model import BatchCostModel, Costs
 from outrider.draft.base import ChainDrafter

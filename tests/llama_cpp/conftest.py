@@ -21,7 +21,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    return packaged.path("smollm2")
+    return packaged.packaged_path("smollm2")
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from outrider.assemble.stages import command_of, make_setups
+from outrider.assemble.stage_setup import make_setups
+from outrider.assemble.stages import command_of
 from outrider.config.settings import TargetConfig
 from outrider.errors import StageError
 from outrider.sampling.params import SamplingParams

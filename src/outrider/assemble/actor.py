@@ -10,7 +10,7 @@ import threading
 from dataclasses import asdict
 
 from outrider import __version__
-from outrider.assemble.stages import StageSetup
+from outrider.assemble.stage_setup import StageSetup
 from outrider.errors import OutriderError
 from outrider.formats.hub import fingerprint
 from outrider.stage.channel import Inbox, Outbox

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from outrider import __version__
 from outrider.assemble.actor import StageActor
-from outrider.assemble.stages import cut, link_of, make_setups
+from outrider.assemble.decisions import cut
+from outrider.assemble.stage_setup import link_of, make_setups
 from outrider.assemble.target import LoadedTarget
 from outrider.config.settings import RunConfig, TargetConfig
 from outrider.formats.hub import fingerprint

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from outrider.assemble.budget import controls
+from outrider.assemble.decisions import who_drafts
 from outrider.assemble.target import LoadedTarget, sha256
 from outrider.config.settings import BLOCK_METHODS, RunConfig, SpeculativeConfig
 from outrider.costs.timing import Paid
@@ -56,7 +56,7 @@ def drafter_factory(
     method = config.speculative.method
     if method == "off":
         return None
-    weighed = draft is None or controls(config, windows)
+    weighed = draft is None or who_drafts(config) == "controller"
     lookups = [name for name in method.split("+") if name in LOOKUPS]
 
     def make(sampling: SamplingParams, budget: Budget) -> Drafter:

@@ -1,20 +1,20 @@
 """From a configuration to a running engine, and to a scheduler that many callers share."""
 
+import logging
 from collections.abc import Mapping
 from os import PathLike
 
 import torch
 
 from outrider.assemble.auto import pick
-from outrider.assemble.backend import runs_by_llama_cpp
-from outrider.assemble.budget import budget_factory
+from outrider.assemble.decisions import Decision, Decisions, capacity_for, decide, names_gguf
 from outrider.assemble.drafter import drafter_factory, drafting_specs, load_drafting, model_of
 from outrider.assemble.gguf_target import load_by_llama_cpp
+from outrider.assemble.limits import budget_factory, fit, window_limits
 from outrider.assemble.memory_check import check_fits, free_bytes, held_bytes
 from outrider.assemble.parts import Parts
 from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
-from outrider.assemble.windows import capacity_for, fit, window_limits
 from outrider.config.checks import check
 from outrider.config.keys import section
 from outrider.config.settings import (
@@ -36,7 +36,11 @@ class Engine(EngineFacade):
     """An engine with its parts chosen by configuration."""
 
     tokenizer: Tokenizer
-    parts: Parts
+
+    def __init__(self, parts: Parts, decisions: Decisions) -> None:
+        super().__init__(parts.stage, parts.tokenizer, parts.speculation, parts.defaults)
+        self.parts, self.backend = parts, decisions.backend
+        self.decisions: tuple[Decision, ...] = decisions.explained
 
     @classmethod
     def load(
@@ -69,13 +73,13 @@ class Engine(EngineFacade):
         """Load everything that a whole configuration names, for `sequences` side by side, and
         `drafters` where these are more."""
         check(config)
-        if runs_by_llama_cpp(config):
+        decisions = decide(config)
+        _tell(config, decisions)
+        if decisions.backend == "llama.cpp":
             parts = load_by_llama_cpp(config, sequences, drafters or sequences)
         else:
             parts = _load_by_torch(config, sequences)
-        engine = cls(parts.stage, parts.tokenizer, parts.speculation, parts.defaults)
-        engine.parts, engine.backend = parts, str(parts.facts["backend"])
-        return engine
+        return cls(parts, decisions)
 
     @property
     def picked(self) -> str | None:
@@ -88,8 +92,19 @@ class Engine(EngineFacade):
         return self.parts.specs
 
     def describe(self) -> dict[str, object]:
-        """Choices at load: exactness, the backend and its kernels by shape."""
-        return {"exact": self.stage.exact, **self.parts.facts}
+        """Choices at load: exactness, the backend, its kernels, and why each was made."""
+        reasons = {one.name: {"value": one.value, "reason": one.reason} for one in self.decisions}
+        return {"exact": self.stage.exact, **self.parts.facts, "decisions": reasons}
+
+
+def _tell(config: RunConfig, decisions: Decisions) -> None:
+    """Log the list; what "auto" chose for a GGUF file is said aloud."""
+    for one in decisions.explained:
+        LOG.info("%s", one)
+    if config.target.backend == "auto" and names_gguf(config.target.path):
+        backend, why = decisions.backend, decisions.explained[0].reason
+        because = f": {why}" if backend == "torch" else ""
+        LOG.warning("target.backend = 'auto' picked %r%s", backend, because)
 
 
 def _load_by_torch(config: RunConfig, sequences: int) -> Parts:
@@ -101,7 +116,7 @@ def _load_by_torch(config: RunConfig, sequences: int) -> Parts:
     else:
         draft = load_drafting(config.speculative, target)
     windows = fit(window_limits(config.speculative), config.speculative, draft)
-    capacity = capacity_for(config, windows)
+    capacity = capacity_for(config, windows.width)
     spec = target.state_spec(config.state.policy, capacity)
     _check_memory(target, spec)
     costs = target.decoder, model_of(draft)
@@ -132,6 +147,7 @@ def _check_memory(target: LoadedTarget, spec: StateSpec) -> None:
         check_fits(spec, target.decoder.max_length, free)
 
 
+LOG = logging.getLogger(__name__)
 UNKNOWN_MEMORY = 4 * 2**30
 """Bytes for states where the system does not say what is free."""
 

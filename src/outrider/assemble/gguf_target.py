@@ -8,12 +8,11 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from outrider.assemble.budget import budget_factory
 from outrider.assemble.drafter import draft_capacity, drafter_factory
+from outrider.assemble.limits import budget_factory, window_limits
 from outrider.assemble.memory_check import Allocated, check_allocations_fit, free_bytes
 from outrider.assemble.parts import Parts
 from outrider.assemble.target import load_options
-from outrider.assemble.windows import window_limits
 from outrider.config.settings import Method, RunConfig, TargetConfig
 from outrider.costs.timing import drafts_of, windows_of
 from outrider.draft.model.draft_model import (

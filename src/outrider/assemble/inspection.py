@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from outrider.config.settings import BLOCK_METHODS, DRAFT_METHODS, NGRAM_METHODS
+from outrider.assemble.decisions import decide
+from outrider.config.settings import (
+    BLOCK_METHODS,
+    DRAFT_METHODS,
+    NGRAM_METHODS,
+    RunConfig,
+    TargetConfig,
+)
 from outrider.draft.block.block_loader import (
     EMBEDDING,
     HEAD,
@@ -56,7 +63,14 @@ def inspect(path: str) -> dict[str, object]:
         "mtp_layers": config.mtp_layers,
         "drafters": [*NGRAM_METHODS, *(["mtp"] if own else [])],
         "drafters_with_a_file": [*DRAFT_METHODS, "eagle3", *BLOCK_METHODS],
+        "decisions": _decisions(path),
     }
+
+
+def _decisions(path: str) -> dict[str, str]:
+    """Decisions that follow from the defaults for a model, each with its reason."""
+    explained = decide(RunConfig(target=TargetConfig(path=path))).explained
+    return {one.name: f"{one.value} ({one.reason})" for one in explained}
 
 
 def _inspect_eagle3(folder: Path, raw: dict[str, Any]) -> dict[str, object]:

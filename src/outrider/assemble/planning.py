@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 
-from outrider.assemble.stages import cut, make_stage
+from outrider.assemble.decisions import cut
+from outrider.assemble.stages import make_stage
 from outrider.assemble.target import LoadedTarget, load_target
 from outrider.config.settings import LinkConfig, RunConfig, StagesConfig
 from outrider.costs.known_text import KnownTextDrafter

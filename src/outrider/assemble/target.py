@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.assemble.stages import cut
+from outrider.assemble.decisions import cut
 from outrider.config.settings import StagesConfig, TargetConfig
 from outrider.errors import ConfigError
 from outrider.formats.hub import resolve

@@ -3,7 +3,7 @@
 import socket
 import sys
 
-from outrider.assemble.stages import StageSetup
+from outrider.assemble.stage_setup import StageSetup
 from outrider.stage.channel import Inbox, Outbox
 from outrider.stage.process import run
 

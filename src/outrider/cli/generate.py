@@ -11,9 +11,15 @@ from typer import Argument, BadParameter, Exit
 
 from outrider.cli.beside_plain import compare, warm_up
 from outrider.cli.flags import ChatFlags, RunFlags, SamplingFlags, flag, with_flags
-from outrider.cli.requests import Request, conversation, open_engine, prompt_text, read_messages
+from outrider.cli.requests import (
+    Request,
+    conversation,
+    open_engine,
+    prompt_text,
+    read_messages,
+    show_config,
+)
 from outrider.cli.terminal import OutputFile, end_line, put, say, table
-from outrider.config.sources import lines
 from outrider.errors import ConfigError
 from outrider.telemetry.counters import table_rows
 
@@ -68,7 +74,7 @@ def generate(
     """Continue a prompt. Text goes to standard output, everything else to standard error."""
     loaded = run.load()
     if flags.print_config:
-        put("\n".join(lines(loaded)) + "\n")
+        show_config(loaded)
         return
     _check_flags(flags, chat_flags)
     if flags.compare and loaded.config.speculative.method == "off":

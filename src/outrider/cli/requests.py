@@ -1,4 +1,4 @@
-"""An engine, a prompt and a request as the command line makes them. Importing this loads no torch."""
+"""An engine, a prompt and a request as the command line makes them; importing it loads no torch."""
 
 import json
 import sys
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from typer import BadParameter
 
-from outrider.cli.terminal import busy, read_text
+from outrider.cli.terminal import busy, put, read_text
 from outrider.config.settings import RunConfig
+from outrider.config.sources import Loaded, lines
 from outrider.errors import RequestError
 from outrider.sampling.params import SamplingParams
 
@@ -27,6 +28,15 @@ def open_engine(config: RunConfig) -> "Engine":
 
 
 Messages = list[dict[str, Any]]
+
+
+def show_config(loaded: Loaded) -> None:
+    """Print every setting with its origin, as TOML that can be read back, and in comments the
+    decisions that follow."""
+    from outrider.assemble.decisions import decide
+
+    put("\n".join(lines(loaded)) + "\n")
+    put("".join(f"# {one}\n" for one in decide(loaded.config).explained))
 
 
 def prompt_text(argument: str | None, file: Path | None) -> str:

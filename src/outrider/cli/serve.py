@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from outrider.cli.flags import RunFlags, flag, with_flags
-from outrider.cli.terminal import busy, put, say
+from outrider.cli.requests import show_config
+from outrider.cli.terminal import busy, say
 from outrider.config.settings import ServerConfig, is_loopback
-from outrider.config.sources import lines
 from outrider.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def serve(*, flags: ServeFlags, run: RunFlags) -> None:
     own = ("host", "port", "api_key", "model_name", "max_sequences")
     loaded = run.load({f"--{name.replace('_', '-')}": getattr(flags, name) for name in own})
     if flags.print_config:
-        put("\n".join(lines(loaded)) + "\n")
+        show_config(loaded)
         return
     config = loaded.config
     _warn(config.server)

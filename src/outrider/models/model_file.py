@@ -4,8 +4,9 @@ from pathlib import Path
 
 from outrider.errors import CheckpointError
 from outrider.formats.folder import WeightFolder
-from outrider.formats.gguf_file import SUFFIX, open_gguf
+from outrider.formats.gguf_file import open_gguf
 from outrider.formats.gguf_tokenizer import read_gguf_tokenizer
+from outrider.formats.hub import GGUF_SUFFIX
 from outrider.formats.tensors import TensorSource
 from outrider.formats.tokenizer import Tokenizer
 from outrider.models.config import ModelConfig
@@ -17,10 +18,10 @@ from outrider.models.hf_config import read_config
 def is_gguf(path: Path) -> bool:
     """True if `path` is to be read as GGUF; a folder with nothing but such files is refused."""
     if path.is_file():
-        if path.suffix != SUFFIX:
-            raise CheckpointError(f"{path} is neither a model folder nor a {SUFFIX} file.")
+        if path.suffix != GGUF_SUFFIX:
+            raise CheckpointError(f"{path} is neither a model folder nor a {GGUF_SUFFIX} file.")
         return True
-    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else []
+    files = sorted(path.glob(f"*{GGUF_SUFFIX}")) if path.is_dir() else []
     if files and not (path / "config.json").exists():
         raise CheckpointError(f"{path} holds GGUF files: name one itself, such as {files[0]}.")
     return False

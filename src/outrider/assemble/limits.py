@@ -1,10 +1,13 @@
-"""The choice of the number of drafts: a fixed number, or a controller that learns."""
+"""Limits of drafting: rows of windows in flight, and who chooses the number of drafts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from outrider.config.settings import RunConfig
+from outrider.assemble.decisions import is_serial, who_drafts, window_rows
+from outrider.config.settings import RunConfig, SpeculativeConfig
 from outrider.costs.batch_model import BatchCostModel, Costs
 from outrider.costs.timing import Paid, Pass, measure_costs
+from outrider.draft.block.block_drafter import BlockModel
 from outrider.engine.controller import Controller
 from outrider.engine.draft_budget import Budget, FixedBudget, LinkBudget
 from outrider.engine.facade import WindowLimits
@@ -30,12 +33,20 @@ class LentController(Controller):
         self._pool.append(self)
 
 
-def controls(config: RunConfig, windows: WindowLimits) -> bool:
-    """True if a controller chooses the number of drafts: no number was asked for, and windows
-    run one at a time, here."""
-    speculative = config.speculative
-    chosen = speculative.max_draft_tokens == "auto" and speculative.method != "off"
-    return chosen and windows.serial and config.stages.is_local
+def window_limits(speculative: SpeculativeConfig) -> WindowLimits:
+    """Rows per window, windows in flight, run-ahead; what was left open is filled in."""
+    window = speculative.verify_window
+    return WindowLimits(
+        width=window_rows(speculative), depth=window.depth, runahead=window.runahead_tokens
+    )
+
+
+def fit(windows: WindowLimits, speculative: SpeculativeConfig, draft: object) -> WindowLimits:
+    """Windows no wider than what drafts can fill, where the width was left open."""
+    opened = speculative.verify_window.max_tokens is None and is_serial(speculative)
+    if not isinstance(draft, BlockModel) or not opened:
+        return windows
+    return replace(windows, width=min(windows.width, draft.config.max_drafts + 1))
 
 
 def budget_factory(
@@ -52,9 +63,8 @@ def budget_factory(
     and no number asked for, a controller chooses. Sessions that follow each other share one, up to
     `sequences` that run side by side have their own and are a `BatchCostModel`.
     """
-    speculative, stages = config.speculative, config.stages
-    wanted = speculative.max_draft_tokens
-    if wanted == "auto" and not stages.is_local:
+    speculative, stages, drafts = config.speculative, config.stages, who_drafts(config)
+    if drafts == "link":
         return lambda: LinkBudget(
             windows.width,
             windows.depth,
@@ -62,7 +72,8 @@ def budget_factory(
             parallel=stages.is_apart,
             round_trip_ms=stages.link.delay_ms * (2 if stages.count == 1 else stages.count),
         )
-    if not controls(config, windows):
+    if drafts != "controller":
+        wanted = speculative.max_draft_tokens
         tokens = windows.width if wanted == "auto" else wanted
         return lambda: FixedBudget(tokens)
     sources = speculative.method.split("+")
