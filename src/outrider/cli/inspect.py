@@ -15,7 +15,7 @@ def inspect(
     path: Annotated[str, Argument(metavar="MODEL", help="As for --target.")],
     json: Json = False,
 ) -> None:
-    """Show a model's architecture, its state's bytes for each policy and the drafters that fit."""
+    """Show a model's architecture, bytes of state for each policy, drafters and default decisions."""
     from outrider.assemble import inspection
 
     with busy(f"reading {path}"):
@@ -24,10 +24,10 @@ def inspect(
 
 
 def doctor(json: Json = False) -> None:
-    """Show versions, processor, memory and the kernels that pass their self-test here."""
+    """Show versions, processor and kernels."""
     from outrider.assemble import inspection
 
-    with busy("testing kernels"):
+    with busy("loading kernels"):
         facts = inspection.doctor()
     _show(facts, as_json=json)
 

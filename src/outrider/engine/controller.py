@@ -1,4 +1,4 @@
-"""Number of tokens to draft and to verify, chosen each round so that speculation never loses.
+"""Number of tokens to draft and to verify, chosen each round by measured costs.
 
 A round that verifies k drafts yields 1 + sum_{i<=k} prod_{j<=i} a_j tokens and costs V(k+1) + D(k),
 with a_j the chance that draft j is accepted if those before it were. Over many rounds of different
