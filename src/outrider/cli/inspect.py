@@ -15,7 +15,7 @@ def inspect(
     path: Annotated[str, Argument(metavar="MODEL", help="As for --target.")],
     json: Json = False,
 ) -> None:
-    """Show a model's architecture, bytes of state for each policy, drafters and default decisions."""
+    """Show a model: architecture, bytes of state for each policy, drafters, default decisions."""
     from outrider.assemble import inspection
 
     with busy(f"reading {path}"):
