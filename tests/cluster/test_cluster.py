@@ -35,7 +35,7 @@ def test_every_depth_and_sampling(targets, chains, name, count):
 
 def test_stages_stand_where_their_resources_are(chains):
     stage = chains.get("hybrid", 3)
-    nodes = [process(actor)["node"] for actor in stage._workers._actors]
+    nodes = [process(actor)["node"] for actor in stage.workers._actors]
     assert nodes[0] != nodes[1] == nodes[2]
 
 
@@ -73,7 +73,7 @@ def test_a_lost_stage_is_replaced_and_another_chain_goes_on(targets, chains, sig
     while begun[0].counters.emitted < TOKENS // 2:
         made.step()
         other.step()
-    lost = process(hit._workers._actors[1])["pid"]
+    lost = process(hit.workers._actors[1])["pid"]
     os.kill(lost, signal_number)
     for request, output in zip([*begun, *spared_begun], [*outputs, *spared_outputs], strict=True):
         finished(request)
@@ -81,23 +81,23 @@ def test_a_lost_stage_is_replaced_and_another_chain_goes_on(targets, chains, sig
         assert 0 < request.counters.accepted < request.counters.verified
     assert hit.resumed == resumed + 1
     assert spared.resumed == 0
-    assert process(hit._workers._actors[1])["pid"] != lost
+    assert process(hit.workers._actors[1])["pid"] != lost
     hit.check()
     spared.check()
 
 
 def test_without_resumes_the_stage_is_named_and_the_next_request_runs(targets, chains):
     stage = chains.get("hybrid", 2)
-    stage._patience = Patience(resumes=0)
+    stage.patience = Patience(resumes=0)
     made, begun, _ = requests(targets["hybrid"], stage)
     while not begun[0].counters.emitted:
         made.step()
-    os.kill(process(stage._workers._actors[0])["pid"], signal.SIGKILL)
+    os.kill(process(stage.workers._actors[0])["pid"], signal.SIGKILL)
     with pytest.raises(StageError, match=r"stage 0 of 2 died .*: its requests are lost"):
         list(begun[0])
     for request in begun:
         request.close()
-    stage._patience = Patience()
+    stage.patience = Patience()
     made, begun, outputs = requests(targets["hybrid"], stage)
     for request, output in zip(begun, outputs, strict=True):
         finished(request)

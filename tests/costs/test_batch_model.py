@@ -159,7 +159,7 @@ def test_a_pass_counts_once_however_many_tell_of_it() -> None:
     for _ in range(4):
         for who in range(3):
             company.passed(who, 3, 3, 0, 5.0)
-    assert company._passes == 4
+    assert company.passes == 4
     assert company.plain * 3 == 5.0
 
 

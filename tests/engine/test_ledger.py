@@ -263,8 +263,8 @@ def test_replies_out_of_order_or_of_the_wrong_size_are_refused():
 
 def second_follower(ledger: Ledger) -> int | None:
     """A planted fault: the boundary is compared one token late."""
-    flights = list(ledger._flights)
-    dependents = [*(flights[0].tokens if flights else ()), *ledger._queue]
+    flights = list(ledger.flights)
+    dependents = [*(flights[0].tokens if flights else ()), *ledger.queue]
     return dependents[min(1, len(dependents) - 1)] if dependents else None
 
 

@@ -52,9 +52,9 @@ def skip_restore(state: DeltaState, copy: object) -> None:
 
 
 def boundary_one_late(ledger: Ledger) -> int | None:
-    if ledger._flights:
-        return ledger._flights[0].tokens[-1]
-    return ledger._queue[-1][0] if ledger._queue else None
+    if ledger.flights:
+        return ledger.flights[0].tokens[-1]
+    return ledger.queue[-1][0] if ledger.queue else None
 
 
 def own_row(window: Window, replied: tuple[int, ...]) -> int:

@@ -171,7 +171,7 @@ def test_a_fault_ends_one_request_at_most(hybrid, monkeypatch, caplog, name, sam
     finally:
         scheduler.close()
     assert stage.num_sessions == 0
-    assert not own._sessions
+    assert not own.sessions
     assert not stage.snapshots
 
 

@@ -129,7 +129,7 @@ def test_sixteen_callers_who_decide_together_get_what_each_would_get_alone(hybri
         assert caller.result().token_ids == output.tokens
     assert counters(scheduler)["tested"].verified > 0
     assert 2.0 <= min(bounds) < inf
-    assert company._paces == {}, "who left holds nobody back"
+    assert company.paces == {}, "who left holds nobody back"
 
 
 def test_a_budget_is_told_of_the_rows_of_the_whole_pass(hybrid, scheduled, monkeypatch):

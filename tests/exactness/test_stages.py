@@ -58,9 +58,9 @@ def settle_only_the_first_stage(part, slot, window):
 def overtake(link, item, nbytes, now):
     """Of two items on the way, the newer arrives first."""
     send(link, item, nbytes, now)
-    if len(link._flying) > 1:
-        (late, old), (later, new) = link._flying[-2], link._flying[-1]
-        link._flying[-2], link._flying[-1] = (late, new), (later, old)
+    if len(link.flying) > 1:
+        (late, old), (later, new) = link.flying[-2], link.flying[-1]
+        link.flying[-2], link.flying[-1] = (late, new), (later, old)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_a_request_that_cannot_begin_leaves_nothing(hybrid, supervised, monkeypa
     assert isinstance(first.ended.get(timeout=SOON), StageError)
     assert joined == []
     assert own.stage.num_sessions == 0
-    assert not own._sessions
+    assert not own.sessions
     ask(scheduler, prompts()[1], second)
     assert second.result().token_ids == hybrid.oracle("greedy", prompts(), 40)[1].tokens
     assert failures

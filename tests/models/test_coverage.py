@@ -120,9 +120,9 @@ def known(tmp_path_factory):
 @given(text=st.lists(st.one_of(PIECES, st.text(max_size=3)), max_size=40).map("".join))
 def test_no_text_has_fewer_tokens_than_claimed(known, text):
     for name, tokenizer in known.items():
-        assert tokenizer._coverage is not None, name
+        assert tokenizer.coverage is not None, name
         ids = tokenizer.encode(text, add_special=False)
-        assert tokenizer._coverage.least_tokens(text) <= len(ids), name
+        assert tokenizer.coverage.least_tokens(text) <= len(ids), name
         assert tokenizer.encode(text, add_special=False, most=len(ids) + 1) == ids, name
 
 
@@ -133,19 +133,19 @@ def test_no_text_has_fewer_tokens_than_claimed(known, text):
 def test_texts_of_long_tokens_are_within_the_claim(known, text):
     for name, tokenizer in known.items():
         ids = tokenizer.encode(text, add_special=False)
-        assert tokenizer._coverage.least_tokens(text) <= len(ids), name
+        assert tokenizer.coverage.least_tokens(text) <= len(ids), name
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_nothing_is_claimed_where_text_may_vanish(tmp_path, name):
     tokenizer = load(UNKNOWN[name](), tmp_path)
-    assert tokenizer._coverage is None
+    assert tokenizer.coverage is None
     assert tokenizer.encode("a b c", most=1) == tokenizer.encode("a b c")
 
 
 def test_a_claim_is_no_more_than_a_factor_away(known):
     """It is of use: letters that no token joins count as one token for each `longest`."""
-    coverage = known["composed"]._coverage
+    coverage = known["composed"].coverage
     assert coverage.least_tokens("q" * 10_000) == -(-10_000 // coverage.longest)
     assert coverage.longest < 30
 
@@ -161,8 +161,8 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(tmp_path):
     tokenizer = load(byte_level(), tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     chats = load(byte_level(), tmp_path)
-    tokenizer._backend = chats._backend = Unasked()
-    longest = tokenizer._coverage.longest
+    tokenizer.backend = chats.backend = Unasked()
+    longest = tokenizer.coverage.longest
     with pytest.raises(LengthError, match="the prompt has 100 tokens or more and the context 100"):
         tokenizer.encode("q" * (100 * longest), most=100)
     with pytest.raises(LengthError, match="tokens or more and the context 100"):

@@ -103,10 +103,10 @@ def test_special_tokens_have_a_name_and_no_bytes_in_the_text():
 
 def test_pieces_differ_by_their_space_and_letters_from_bytes():
     ours = sentence_pieces()
-    ids = [ours._backend.token_to_id(piece) for piece in ("the", "▁the", "▁", "A", "<0x41>", "é")]
+    ids = [ours.backend.token_to_id(piece) for piece in ("the", "▁the", "▁", "A", "<0x41>", "é")]
     names = ["the", " the", " ", "A", r"bytes:\x41", "é"]
     assert [ours.token_name(token) for token in ids] == names
-    newline = ours._backend.token_to_id("<0x0A>")
+    newline = ours.backend.token_to_id("<0x0A>")
     assert (ours.token_name(newline), ours.token_bytes(newline)) == ("\n", b"\n")
 
 

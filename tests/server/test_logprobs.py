@@ -44,7 +44,7 @@ def test_pieces(pieced):
     euro = [r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac"]
     assert logprobs["tokens"] == ["<s>", " the", " the", "  ", *euro, "A"]
     assert logprobs["text_offset"] == [0, 0, 3, 7, 9, 9, 9, 10]
-    encode = pieced.engine.tokenizer._backend.token_to_id
+    encode = pieced.engine.tokenizer.backend.token_to_id
     ids = [encode(piece) for piece in ("a", "the", "▁the", "▁", "<0x41>", "A")]
     text, logprobs = scored(pieced, ids)
     assert text == "athe the AA"
@@ -66,7 +66,7 @@ def test_special_tokens_that_a_prompt_spells_out(worded):
 
 def test_a_prompt_that_was_changed_before_it_was_cut(worded):
     """Offsets are right before the first change and after the last, and never beyond the text."""
-    backend = worded.engine.tokenizer._backend
+    backend = worded.engine.tokenizer.backend
     from tokenizers import Tokenizer as Backend
     from tokenizers import normalizers
 
@@ -118,7 +118,7 @@ def test_every_token_of_the_answer_begins_where_its_text_does(worded, stream):
 def test_tokens_of_a_stop_string_begin_at_the_texts_end(worded, stream):
     """They count as tokens, and the text ends before them; tokens in doubt wait for their text."""
     tokenizer = worded.engine.tokenizer
-    ids = {str(tokenizer._backend.token_to_id(name)): 100 for name in "abc"}
+    ids = {str(tokenizer.backend.token_to_id(name)): 100 for name in "abc"}
     body = {"prompt": "x", "max_tokens": 40, "temperature": 2, "seed": 3, "logprobs": 1}
     body |= {"logit_bias": ids}
     (free,) = worded.complete(**body)["choices"]
@@ -144,7 +144,7 @@ def test_tokens_of_a_stop_string_begin_at_the_texts_end(worded, stream):
 
 def test_bytes_of_chats_joined_are_the_text(worded):
     """Parts of characters have their own, special tokens none."""
-    ids = {worded.engine.tokenizer._backend.token_to_id(name): 100 for name in ("âĤ", "¬", "<s>")}
+    ids = {worded.engine.tokenizer.backend.token_to_id(name): 100 for name in ("âĤ", "¬", "<s>")}
     body = {
         "messages": [{"role": "user", "content": "x"}],
         "max_tokens": 60,
@@ -169,7 +169,7 @@ def test_bytes_of_chats_joined_are_the_text(worded):
 
 def test_a_text_that_ends_within_a_character_is_traced_in_full(worded):
     tokenizer = worded.engine.tokenizer
-    part = tokenizer._backend.token_to_id("âĤ")
+    part = tokenizer.backend.token_to_id("âĤ")
     body = {"prompt": "x", "max_tokens": 3, "logit_bias": {str(part): 100}}
     body["speculative"] = {"trace": True}
     (choice,) = worded.complete(**body)["choices"]

@@ -73,7 +73,7 @@ SIGNALS = {
 
 
 def hit(stage, signal_number):
-    stage._workers.processes[1].send_signal(signal_number)
+    stage.workers.processes[1].send_signal(signal_number)
 
 
 @pytest.mark.parametrize("signal_number", SIGNALS)
@@ -119,7 +119,7 @@ def test_a_session_that_fails_on_a_stage_says_why_and_the_other_goes_on(hybrid):
         request = made.generate([1, 2, 3], max_tokens=40)
         other = made.generate(output.prompt, max_tokens=TOKENS)
         assert next(iter(request)).tokens
-        made._sessions[0].ledger.length += 5
+        made.sessions[0].ledger.length += 5
         with pytest.raises(StageError, match=r"a window starts at \d+, but only \d+ tokens came"):
             list(request)
         finished(other)
@@ -136,7 +136,7 @@ def test_a_stage_that_cannot_load_says_why(hybrid):
 
 def test_silence_ends_at_the_deadline(hybrid):
     with running(hybrid, LinkSettings(delay_ms=5000.0)) as stage:
-        stage._patience = Patience(deadline_s=0.05)
+        stage.patience = Patience(deadline_s=0.05)
         made = engine(stage, None)
         with pytest.raises(StageError, match=r"no stage has answered for 0\.05 s"):
             list(made.generate([1, 2, 3], max_tokens=4))

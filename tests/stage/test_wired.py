@@ -413,7 +413,7 @@ def test_after_an_interrupt_halfway_through_a_message_the_stages_start_anew():
 
     with running(right, right) as (stage, workers):
         begin(stage, 7)
-        outbox = stage._ways[0]
+        outbox = stage.ways[0]
         outbox._end = Half(outbox._end)
         stage.submit(window(0, 4))
         with pytest.raises(KeyboardInterrupt):
@@ -438,12 +438,12 @@ def test_an_interrupt_while_waiting_costs_nothing(monkeypatch):
     with running(right) as (stage, _):
         begin(stage)
         stage.submit(window(0, 4))
-        ways = stage._ways
+        ways = stage.ways
         monkeypatch.setattr(type(ways[1]), "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             stage._take()
         assert stage.run_batch() == [reply(0)]
-        assert stage._ways is ways
+        assert stage.ways is ways
 
 
 def test_a_stage_that_takes_nothing_in_is_found(monkeypatch):

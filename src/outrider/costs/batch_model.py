@@ -84,7 +84,7 @@ class BatchCostModel:
         self.bound = inf
         """Most tokens that a session may expect of the next pass."""
         self._expected: dict[int, float] = {}  # by session: tokens of a pass, had it drafted
-        self._paces: dict[int, float] = {}  # by session: mean tokens per pass
+        self.paces: dict[int, float] = {}  # by session: mean tokens per pass
         self._reported: set[int] = set()  # sessions that reported the newest pass
         self._newest = (0, 0.0)
         self._decoding = 0
@@ -93,7 +93,7 @@ class BatchCostModel:
             [0.0] * STEPS,
         ]  # rows, their probabilities
         self._weight = 0.0
-        self._passes = self._probes = 0
+        self.passes = self._probes = 0
         self._open = self._probing = False
         self._rarity = 1.0
         self._saved = self._saved_to_draft = 0.0
@@ -106,7 +106,7 @@ class BatchCostModel:
     def leave(self, who: int) -> None:
         """Session `who` has ended."""
         self._members -= 1
-        self._paces.pop(who, None)
+        self.paces.pop(who, None)
         self._expected.pop(who, None)
 
     def worth(self, who: int, rates: Iterable[float], *, paid: bool = False) -> tuple[float, int]:
@@ -159,16 +159,16 @@ class BatchCostModel:
         self._saved_to_draft += PROBE_SHARE * cost
         self._plan()
         self._probing = self._may_probe(bool(prompts))
-        self._passes += not prompts
-        if not prompts and (self._passes % LOOK == 0 or self._plain.lacks(sessions)):
+        self.passes += not prompts
+        if not prompts and (self.passes % LOOK == 0 or self._plain.lacks(sessions)):
             self.price, self._probing = NOBODY, False
 
     def brought(self, who: int, tokens: int) -> None:
         """Record the tokens of a pass for session `who`; a new one starts at the lowest mean."""
         if self.sessions > 1:
             found = max(self._expected.pop(who, 0.0), tokens)
-            known = self._paces.get(who, min(self._paces.values(), default=1.0))
-            self._paces[who] = PACE * known + (1.0 - PACE) * found
+            known = self.paces.get(who, min(self.paces.values(), default=1.0))
+            self.paces[who] = PACE * known + (1.0 - PACE) * found
 
     @property
     def plain(self) -> float:
@@ -209,7 +209,7 @@ class BatchCostModel:
         """`bound` of the next pass; a session that reports no passes counts as decoding plainly."""
         if self.sessions == 1:
             return inf
-        least = 1.0 if unreported else min(self._paces.values(), default=1.0)
+        least = 1.0 if unreported else min(self.paces.values(), default=1.0)
         return FAIR * max(least, 1.0)
 
     def _plan(self) -> None:

@@ -89,21 +89,21 @@ class TapDrafter(Drafter):
     def __init__(self, name: str, taps: tuple[int, ...], chooser: Chooser) -> None:
         """`chooser` picks from logits over the target's vocabulary."""
         self.name, self.needs = name, Needs(taps)
-        self._chooser, self._backlog = chooser, Backlog()
+        self._chooser, self.backlog = chooser, Backlog()
 
     def observe(self, commit: Commit) -> None:
         """Keep the features; a full backlog is consumed at once."""
-        self._backlog.add(commit)
-        if self._backlog.full:
+        self.backlog.add(commit)
+        if self.backlog.full:
             with torch.inference_mode():  # which takes longer than to keep a row
                 self._catch_up()
 
     def _catch_up(self) -> None:
         """Consume every feature that has come."""
-        while self._backlog.tokens:
-            features, tokens = self._backlog.oldest()
+        while self.backlog.tokens:
+            features, tokens = self.backlog.oldest()
             self._consume(features, tokens)
-            self._backlog.drop(len(tokens))
+            self.backlog.drop(len(tokens))
 
     @abstractmethod
     def _consume(self, features: Tensor, tokens: Tensor) -> None:

@@ -205,7 +205,7 @@ class EngineFacade:
         self.speculation = speculation
         self.sampling_defaults = defaults or SamplingParams()
         self.prefixes = prefixes
-        self._sessions: dict[int, Session] = {}
+        self.sessions: dict[int, Session] = {}
         self._ids = count()
         self._to_close: list[int] = []
         self._failures = 0
@@ -283,7 +283,7 @@ class EngineFacade:
             raise RequestError("the engine is closed and runs no more requests: load one anew.")
         with ExitStack() as opened:
             session = self._session(request)
-            self._sessions[session.id] = session
+            self.sessions[session.id] = session
             opened.callback(self.release, session)
             session.drafter = self._drafter(session, request)
             if not self._open_kept(session, request):
@@ -400,13 +400,13 @@ class EngineFacade:
         fail with where none succeeds any more: the engine is of no use then.
         """
         try:
-            step(self._sessions, self.stage, prompt_rows)
+            step(self.sessions, self.stage, prompt_rows)
         except Exception as error:
             self._recover(error)
             return
         self._failures = 0
         if self.prefixes:
-            for session in self._sessions.values():
+            for session in self.sessions.values():
                 if session.prefilled == session.keep_at > 0 and not session.done:
                     self.prefixes.attempt(partial(self.prefixes.snapshot, session))
                     session.keep_at = 0
@@ -414,7 +414,7 @@ class EngineFacade:
     def _recover(self, error: Exception) -> None:
         """Go on after a pass failed, with those of its sessions that are not to blame."""
         self._failures += 1
-        lost = survivors(self._sessions.values(), error)
+        lost = survivors(self.sessions.values(), error)
         LOG.error("a pass failed, %d requests begin it anew", len(lost), exc_info=error)
         for session in lost:
             self._restart(session)
@@ -425,9 +425,9 @@ class EngineFacade:
         """Bring a session back whose state the stage has lost, under a number of its own: what is
         on its way under the old one is nobody's any more."""
         self._close_on_stage(session.id)
-        del self._sessions[session.id]
+        del self.sessions[session.id]
         session.restart(next(self._ids))
-        self._sessions[session.id] = session
+        self.sessions[session.id] = session
         try:
             self._open(session)
         except Exception as error:
@@ -436,11 +436,11 @@ class EngineFacade:
     @property
     def decoding(self) -> bool:
         """True if a request runs that is past its prompt."""
-        return any(not (s.prefilling or s.done) for s in self._sessions.values())
+        return any(not (s.prefilling or s.done) for s in self.sessions.values())
 
     def release(self, session: Session) -> None:
         """Free what a request holds; harmless if done twice."""
-        if self._sessions.pop(session.id, None) is None:
+        if self.sessions.pop(session.id, None) is None:
             return
         self._close_on_stage(session.id)
         if self.prefixes and not session.taps and session.fault is None:
@@ -471,7 +471,7 @@ class EngineFacade:
     def close(self) -> None:
         """Cancel what still runs and free everything; no request begins any more."""
         self._closed = True
-        for session in list(self._sessions.values()):
+        for session in list(self.sessions.values()):
             if not session.done:
                 session.finish("cancelled")
             self.release(session)

@@ -58,8 +58,8 @@ class Ledger:
     runahead: int | None = None
     epoch: int = 0
     _next_id: int = 0
-    _flights: deque[Window] = field(default_factory=deque)
-    _queue: list[int] = field(default_factory=list)
+    flights: deque[Window] = field(default_factory=deque)
+    queue: list[int] = field(default_factory=list)
     _sources: list[str] = field(default_factory=list)  # of what is in flight, live, and queued
     _end: int | None = None  # position after the newest live row; None: the epoch has not begun
 
@@ -76,32 +76,32 @@ class Ledger:
     @property
     def live(self) -> int:
         """Windows in flight of the current epoch."""
-        return sum(flight.epoch == self.epoch for flight in self._flights)
+        return sum(flight.epoch == self.epoch for flight in self.flights)
 
     @property
     def in_flight(self) -> int:
         """Windows whose reply is owed, stale ones included."""
-        return len(self._flights)
+        return len(self.flights)
 
     @property
     def queued(self) -> int:
         """Drafts offered and not issued."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def suffix(self) -> list[int]:
         """The optimistic suffix: drafts of the epoch in flight, then queued ones."""
-        live = (flight for flight in self._flights if flight.epoch == self.epoch)
-        return [*chain.from_iterable(flight.drafts for flight in live), *self._queue]
+        live = (flight for flight in self.flights if flight.epoch == self.epoch)
+        return [*chain.from_iterable(flight.drafts for flight in live), *self.queue]
 
     @property
     def row_room(self) -> int:
         """Rows that the next window may have; 0 where none may be issued now."""
-        if len(self._flights) >= MAX_IN_FLIGHT:
+        if len(self.flights) >= MAX_IN_FLIGHT:
             return 0
         if self.runahead is None:
             return self.width if self.live < self.depth else 0
-        flying = sum(len(f.tokens) for f in self._flights if f.epoch == self.epoch)
+        flying = sum(len(f.tokens) for f in self.flights if f.epoch == self.epoch)
         return max(min(self.width, self.runahead - flying), 0 if flying else 1)
 
     @property
@@ -111,7 +111,7 @@ class Ledger:
 
     def offer(self, tokens: tuple[int, ...], source: str) -> None:
         """Queue drafts that follow the optimistic suffix."""
-        self._queue += tokens
+        self.queue += tokens
         self._sources += [source] * len(tokens)
 
     def issue(self, pending: int, session: int = 0, draft_probs: object | None = None) -> Window:
@@ -120,11 +120,11 @@ class Ledger:
         Positions up to the pending one are final.
         """
         room, opens = self.row_room, not self.begun
-        if room == 0 or (self.begun and not self._queue):
+        if room == 0 or (self.begun and not self.queue):
             raise StageError("no window can be issued now: nothing to send or no room for it.")
-        drafts = tuple(self._queue[: room - opens])
+        drafts = tuple(self.queue[: room - opens])
         tokens = (pending, *drafts) if opens else drafts
-        del self._queue[: len(drafts)]
+        del self.queue[: len(drafts)]
         start = self.length - 1 if self._end is None else self._end
         window = Window(
             session=session,
@@ -139,15 +139,15 @@ class Ledger:
         )
         self._next_id += 1
         self._end = window.end
-        self._flights.append(window)
+        self.flights.append(window)
         return window
 
     def judge(self, window_id: int, replied: tuple[int, ...]) -> Outcome:
         """Compare the oldest window with its reply: one token of the target per row."""
-        if not self._flights or self._flights[0].id != window_id:
-            owed = self._flights[0].id if self._flights else "none"
+        if not self.flights or self.flights[0].id != window_id:
+            owed = self.flights[0].id if self.flights else "none"
             raise StageError(f"reply to window {window_id} came out of order; owed is {owed}.")
-        window = self._flights.popleft()
+        window = self.flights.popleft()
         if window.epoch != self.epoch:
             return Outcome(stale=True)
         if len(replied) != len(window.tokens):
@@ -160,7 +160,7 @@ class Ledger:
         """Forget what is in flight, as nothing of it will be answered; the next window opens an
         epoch after the committed tokens. Returns how many live windows became void."""
         voided = self.close_epoch()
-        self._flights.clear()
+        self.flights.clear()
         return voided
 
     def _outcome(self, window: Window, replied: tuple[int, ...]) -> Outcome:
@@ -188,14 +188,14 @@ class Ledger:
 
     def follower(self) -> int | None:
         """The first draft that depends on the window just answered."""
-        if self._flights:
-            return self._flights[0].tokens[0]
-        return self._queue[0] if self._queue else None
+        if self.flights:
+            return self.flights[0].tokens[0]
+        return self.queue[0] if self.queue else None
 
     def close_epoch(self) -> int:
         voided = self.live
         self.epoch += 1
-        self._queue.clear()
+        self.queue.clear()
         self._sources.clear()
         self._end = None
         return voided

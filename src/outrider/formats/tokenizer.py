@@ -38,13 +38,13 @@ class Tokenizer:
         origin: str,
     ) -> None:
         """Wrap a prepared backend; callers use `load`."""
-        self._backend = backend
+        self.backend = backend
         self._template = template
         self._origin = origin
         self.end_tokens = frozenset(end_tokens)
         self.bos = _id(backend, special_tokens.get("bos_token"))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self._coverage = _coverage(backend)
+        self.coverage = _coverage(backend)
         added = backend.get_added_tokens_decoder()
         self._special = {at: token.content for at, token in added.items() if token.special}
         decoder = backend.decoder
@@ -82,25 +82,25 @@ class Tokenizer:
         Raises LengthError, before anything is encoded, where the text is so long that it must have
         `most` tokens or more. Other threads run meanwhile.
         """
-        least = self._coverage.least_tokens(text) if self._coverage else 0
+        least = self.coverage.least_tokens(text) if self.coverage else 0
         if most is not None and least >= most:
             raise LengthError(
                 f"the prompt has {least} tokens or more and the context {most}: shorten it, or "
                 "raise target.max_length where the model allows."
             )
         # `encode` holds the interpreter's lock all the while and counts offsets that nobody reads.
-        found = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
+        found = self.backend.encode_batch_fast([text], add_special_tokens=add_special)
         ids: list[int] = found[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids; bytes that are no complete character become U+FFFD."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def token(self, token_id: int) -> str:
         """A token as the vocabulary spells it; raises RequestError for an id that has none."""
-        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        token = self.backend.id_to_token(token_id) if token_id >= 0 else None
         if token is None:
             raise RequestError(
                 f"Token id {token_id} is not in the vocabulary of {self._origin}: use an id below "
@@ -116,7 +116,7 @@ class Tokenizer:
         """
         if token_id in self._special:
             return b"" if skip_special else self._special[token_id].encode()
-        token = self._backend.id_to_token(token_id)
+        token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
         if self._spelling is None:  # The decoder sets tokens apart: what a second one adds.
@@ -145,12 +145,12 @@ class Tokenizer:
         except UnicodeDecodeError:
             return escaped(raw)
         spelled = self._spelling.of_text(text) if self._spelling else text
-        owner = self._backend.token_to_id(spelled)
+        owner = self.backend.token_to_id(spelled)
         return text if owner in (None, token_id) else escaped(raw)
 
     def vocabulary(self) -> dict[int, str]:
         """Every id with its token as the vocabulary spells it, added tokens included."""
-        tokens = self._backend.get_vocab(with_added_tokens=True)
+        tokens = self.backend.get_vocab(with_added_tokens=True)
         return {token_id: token for token, token_id in tokens.items()}
 
     @property

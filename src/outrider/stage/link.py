@@ -49,16 +49,16 @@ class Link(Generic[Item]):
     def __init__(self, settings: LinkSettings, seed: int) -> None:
         self._settings = settings
         self._chance = random.Random(seed)
-        self._flying: deque[tuple[float, Item]] = deque()
+        self.flying: deque[tuple[float, Item]] = deque()
         self._free = self._newest = float("-inf")
 
     def __len__(self) -> int:
-        return len(self._flying)
+        return len(self.flying)
 
     @property
     def next_due(self) -> float:
         """When the oldest item arrives; infinity with none on its way."""
-        return self._flying[0][0] if self._flying else float("inf")
+        return self.flying[0][0] if self.flying else float("inf")
 
     def send(self, item: Item, nbytes: int, now: float) -> None:
         settings = self._settings
@@ -66,11 +66,11 @@ class Link(Generic[Item]):
         jitter = self._chance.uniform(-settings.jitter_ms, settings.jitter_ms)
         arrival = self._free + (settings.delay_ms + jitter) / 1e3
         self._newest = max(self._newest, arrival)
-        self._flying.append((self._newest, item))
+        self.flying.append((self._newest, item))
 
     def due(self, now: float) -> list[Item]:
         """Take the items that have arrived."""
         arrived = []
         while self.next_due <= now:
-            arrived.append(self._flying.popleft()[1])
+            arrived.append(self.flying.popleft()[1])
         return arrived

@@ -136,12 +136,12 @@ class WiredStage(Stage):
     """
 
     def __init__(self, workers: Workers, patience: Patience) -> None:
-        self._workers = workers
-        self._patience = patience
+        self.workers = workers
+        self.patience = patience
         self._sent: dict[int, Sent] = {}
         self._answers: list[Reply] = []
         self._counts: list[int] = []
-        self._ways: tuple[Outbox, Inbox] | None = None
+        self.ways: tuple[Outbox, Inbox] | None = None
         self._torn = False
         self.resumed = 0
         try:
@@ -179,7 +179,7 @@ class WiredStage(Stage):
             if not sent.add(window):  # Nothing to wait for: more of the prompt can follow at once.
                 self._answers.append(Reply(session=window.session, id=window.id))
             if (
-                self._ways is not None
+                self.ways is not None
             ):  # Else `run_batch` starts the stages anew and sends what is owed.
                 self._deliver(sent, window)
 
@@ -191,12 +191,12 @@ class WiredStage(Stage):
                 self._send(Void(session, epoch))
 
     def run_ready(self) -> bool:
-        return bool(self._answers) or (self._ways is not None and self._ways[1].arrived)
+        return bool(self._answers) or (self.ways is not None and self.ways[1].arrived)
 
     def run_batch(self) -> list[Reply]:
         while not self._answers and any(sent.owed for sent in self._sent.values()):
             with self._in_step():
-                if self._ways is None:
+                if self.ways is None:
                     self._resume()
             self._take()
         return take_oldest(self._answers)
@@ -209,12 +209,12 @@ class WiredStage(Stage):
         """
         self._counts.clear()
         with self._in_step():
-            if self._ways is not None:
+            if self.ways is not None:
                 self._send(Audit())
-        while self._ways is not None and not self._counts:
+        while self.ways is not None and not self._counts:
             self._take()
         running = sum(sent.running for sent in self._sent.values())
-        if self._ways is not None and set(self._counts) != {running}:
+        if self.ways is not None and set(self._counts) != {running}:
             raise StageError(
                 f"stages hold {', '.join(map(str, self._counts))} sessions and {running} run: "
                 "states were leaked or lost."
@@ -222,7 +222,7 @@ class WiredStage(Stage):
 
     def shutdown(self) -> None:
         self._down()
-        self._workers.shutdown()
+        self.workers.shutdown()
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -254,7 +254,7 @@ class WiredStage(Stage):
     def _bear(self, error: StageLost) -> None:
         """Go on without a stage that was lost, but for sessions that have borne that too often."""
         running = [sent for sent in self._sent.values() if sent.fault is None]
-        over = [sent for sent in running if sent.losses > self._patience.resumes]
+        over = [sent for sent in running if sent.losses > self.patience.resumes]
         for sent in over:
             self._answers += sent.fail(StageLost(f"{error}: its requests are lost."))
         if len(over) < len(running) or not over:
@@ -264,11 +264,11 @@ class WiredStage(Stage):
 
     def _connect(self) -> None:
         try:
-            self._ways = self._workers.start(self._patience.deadline_s)
+            self.ways = self.workers.start(self.patience.deadline_s)
         except StageLost as error:
             self._lose(str(error))
-        outbox, inbox = self._ways
-        outbox.watch(self._patience.health_s / 2, self._look)
+        outbox, inbox = self.ways
+        outbox.watch(self.patience.health_s / 2, self._look)
         self._await(inbox)
         for message in inbox.take(0.0):
             if not isinstance(message, Ready):
@@ -305,22 +305,22 @@ class WiredStage(Stage):
             self._answers += sent.fail(error)
 
     def _send(self, message: Message) -> None:
-        assert self._ways is not None
+        assert self.ways is not None
         try:
-            self._ways[0].send(message)
+            self.ways[0].send(message)
         except StageLost as error:
-            if self._ways is None:
+            if self.ways is None:
                 raise  # Found lost while there was no room, and counted.
-            self._lose(self._workers.fault(self._patience.health_s / 2), str(error))
+            self._lose(self.workers.fault(self.patience.health_s / 2), str(error))
 
     def _take(self) -> None:
         """Wait for what the last stage says and take it in."""
-        if self._ways is None:
+        if self.ways is None:
             return
         with self._bearing():
-            self._await(self._ways[1])  # An interrupt does no harm here.
+            self._await(self.ways[1])  # An interrupt does no harm here.
         with self._in_step():
-            for message in self._ways[1].take(0.0) if self._ways else ():
+            for message in self.ways[1].take(0.0) if self.ways else ():
                 if isinstance(message, Reply):
                     self._answer(message)
                 elif isinstance(message, Audit):
@@ -349,19 +349,19 @@ class WiredStage(Stage):
 
     def _await(self, inbox: Inbox) -> None:
         """Wait until the last stage has said something."""
-        patience, began, waited = self._patience, time.monotonic(), 0.0
+        patience, began, waited = self.patience, time.monotonic(), 0.0
         while not inbox.wait(min(patience.health_s / 2, max(patience.deadline_s - waited, 0.0))):
             waited = time.monotonic() - began
             self._look(waited)
 
     def _look(self, waited: float) -> None:
         """Raise for stages that are lost, or have been silent for too long."""
-        if found := self._workers.fault(self._patience.health_s / 2):
+        if found := self.workers.fault(self.patience.health_s / 2):
             self._lose(found)
-        if waited >= self._patience.deadline_s:
+        if waited >= self.patience.deadline_s:
             self._down()
             raise _UnansweredError(
-                f"no stage has answered for {self._patience.deadline_s:g} s: raise "
+                f"no stage has answered for {self.patience.deadline_s:g} s: raise "
                 "stages.deadline_s if a pass or a start may take that long, else look for the "
                 "stage that hangs."
             )
@@ -369,7 +369,7 @@ class WiredStage(Stage):
     def _fail(self, message: Message | None) -> NoReturn:
         """Raise for stages that failed or ended."""
         if message is None:
-            self._lose(self._workers.fault(self._patience.health_s / 2))
+            self._lose(self.workers.fault(self.patience.health_s / 2))
         self._down()
         if isinstance(message, Failed):
             raise StageError(message.reason)
@@ -380,14 +380,14 @@ class WiredStage(Stage):
         for sent in self._sent.values():
             sent.losses += sent.running or bool(sent.owed)
         self._down()
-        raise StageLost(found or self._workers.fault(0.0) or said)
+        raise StageLost(found or self.workers.fault(0.0) or said)
 
     def _down(self) -> None:
         """End what the stages run; the states of all sessions are gone."""
         for sent in self._sent.values():
             sent.running = False
-        ways, self._ways = self._ways, None
+        ways, self.ways = self.ways, None
         for way in ways or ():
             way.close()
-        self._workers.stop()
+        self.workers.stop()
         self._torn = False

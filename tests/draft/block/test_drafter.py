@@ -124,7 +124,7 @@ def test_rounds_of_rest_are_caught_up_on_in_bounded_pieces(model, monkeypatch):
     drafter = drafter_of(model)
     for start in range(0, 450, 50):
         drafter.observe(commit(tokens, features, start, start + 50))
-        assert len(drafter._backlog.tokens) < PASS_ROWS
+        assert len(drafter.backlog.tokens) < PASS_ROWS
     drafter.propose(Context(tokens[:451]), 3)
     assert sum(rows) == 450
     assert max(rows) <= PASS_ROWS

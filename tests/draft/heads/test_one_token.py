@@ -111,7 +111,7 @@ def test_what_waits_is_bounded_and_passes_are_too(head: Head, monkeypatch) -> No
     drafter = drafter_of(head)
     for start in range(0, 500, 50):
         drafter.observe(commit(tokens, features, start, start + 50))
-        assert len(drafter._backlog.tokens) < PASS_ROWS
+        assert len(drafter.backlog.tokens) < PASS_ROWS
     assert rows == [256, 44]
     drafter.propose(Context(tokens[:501]), 3)
     assert rows == [256, 44, 200, 1, 1]

@@ -141,9 +141,9 @@ class BlockDrafter(TapDrafter):
 
         Takes one pass over the features that came since the last proposal and one over a block.
         """
-        self._backlog.check(self.name, context)
+        self.backlog.check(self.name, context)
         config = self._model.config
-        if self._backlog.end + config.block_size > self._model.trunk.max_length:
+        if self.backlog.end + config.block_size > self._model.trunk.max_length:
             if self._model.warning:
                 self._model.warning.warn(self._model.trunk.max_length)
             return None
@@ -156,14 +156,14 @@ class BlockDrafter(TapDrafter):
 
     def snapshot(self) -> DrafterSnapshot | None:
         """The context, and the features that are not in it."""
-        size = self._context.storage.nbytes + self._backlog.nbytes()
-        return DrafterSnapshot((self._context.copy(), self._backlog.copy()), size)
+        size = self._context.storage.nbytes + self.backlog.nbytes()
+        return DrafterSnapshot((self._context.copy(), self.backlog.copy()), size)
 
     def restore(self, snapshot: DrafterSnapshot) -> None:
         """Go on from there."""
         assert isinstance(snapshot.value, tuple)
         context, backlog = snapshot.value
-        self._context, self._backlog = context.copy(), backlog.copy()
+        self._context, self.backlog = context.copy(), backlog.copy()
 
     def close(self) -> None:
         """Free the context."""

@@ -87,21 +87,21 @@ class HeadDrafter(TapDrafter):
 
         Takes one pass over the pairs that came since the last proposal, and one per further token.
         """
-        self._backlog.check(self.name, context)
-        rows = self._head.layers.max_length - self._backlog.end + 1
+        self.backlog.check(self.name, context)
+        rows = self._head.layers.max_length - self.backlog.end + 1
         self._catch_up()
         return self._draft(len(context), min(budget, rows))
 
     def snapshot(self) -> DrafterSnapshot | None:
         """The state, and the features that it has not consumed."""
-        size = self._state.nbytes() + self._backlog.nbytes()
-        return DrafterSnapshot((self._state.copy(), self._backlog.copy(), self._newest), size)
+        size = self._state.nbytes() + self.backlog.nbytes()
+        return DrafterSnapshot((self._state.copy(), self.backlog.copy(), self._newest), size)
 
     def restore(self, snapshot: DrafterSnapshot) -> None:
         """Go on from there."""
         assert isinstance(snapshot.value, tuple)
         state, backlog, self._newest = snapshot.value
-        self._state, self._backlog = state.copy(), backlog.copy()
+        self._state, self.backlog = state.copy(), backlog.copy()
 
     def close(self) -> None:
         """Free the state."""
@@ -110,7 +110,7 @@ class HeadDrafter(TapDrafter):
 
     def _consume(self, features: Tensor, tokens: Tensor) -> None:
         """Run over true pairs; the last output stays."""
-        self._state.settle(self._backlog.start)  # of a pass that failed, nothing stays
+        self._state.settle(self.backlog.start)  # of a pass that failed, nothing stays
         outputs = self._head.run(self._head.read(features), tokens, self._state)
         self._newest = outputs[-1:].clone()
 
@@ -130,5 +130,5 @@ class HeadDrafter(TapDrafter):
                     token = torch.tensor([choice.token], device=output.device)
                     output = self._head.run(feature, token, self._state)
         finally:
-            self._state.settle(self._backlog.end)
+            self._state.settle(self.backlog.end)
         return as_draft(choices, self.name)
