@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outrider import ConfigError, Engine, SpeculativeConfig, StateConfig, TargetConfig, demo
-from outrider.assemble import budget
 from outrider.assemble import gguf_target as llamacpp
+from outrider.assemble import limits
 from outrider.assemble.memory_check import Allocated
 from outrider.cli.main import main
 from outrider.config.settings import RunConfig
@@ -105,7 +105,7 @@ def test_the_controller_has_costs_of_both_models(files, prompts, plain, monkeypa
         measured.append(timing.measure_costs(*parts, **settings))  # type: ignore[arg-type]
         return measured[-1]
 
-    monkeypatch.setattr(budget, "measure_costs", measure)
+    monkeypatch.setattr(limits, "measure_costs", measure)
     speculative = SpeculativeConfig(method="suffix+draft", draft_model=str(files["demo-draft"]))
     engine = Engine.load(target(files["demo"]), speculative=speculative)
     (costs,) = measured

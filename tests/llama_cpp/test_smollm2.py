@@ -9,7 +9,12 @@ from gguf import GGUFReader, quants
 
 from outrider import Engine, SamplingParams, SpeculativeConfig, TargetConfig
 from outrider.bench.verdict import first_difference
-from outrider.llamacpp.llama_context import ContextSettings, LlamaContext, LlamaWeights, Piece
+from outrider.llamacpp.llama_context import (
+    BatchPiece,
+    ContextSettings,
+    LlamaContext,
+    LlamaWeights,
+)
 from outrider.models.load import LoadOptions, load_decoder
 from outrider.models.model_file import load_tokenizer
 from recipes.gguf import Content, write
@@ -94,7 +99,8 @@ def test_both_backends_choose_alike(smollm2: Path) -> None:
     decoder = load_decoder(smollm2, LoadOptions())
     ours = run(decoder, decoder.new_state("log", 0), tokens, revocable=False).argmax(-1)
     context = LlamaContext(LlamaWeights(smollm2), ContextSettings(length=256))
-    theirs = context.run(tokens, [Piece(context.take(), 0, len(tokens), len(tokens))]).argmax(-1)
+    piece = BatchPiece(context.take(), 0, len(tokens), len(tokens))
+    theirs = context.run(tokens, [piece]).argmax(-1)
     equal = int((ours == theirs).sum())
     assert equal >= 0.92 * len(tokens), f"equal in {equal} of {len(tokens)}"
 
