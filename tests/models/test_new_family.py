@@ -30,7 +30,7 @@ from outrider.kernels.pass_plan import Span
 from outrider.models.load import LoadOptions, load_decoder
 
 with torch.inference_mode():
-    decoder = load_decoder(Path(sys.argv[1]), LoadOptions())
+    decoder = load_decoder(Path(sys.argv[1]), LoadOptions(reference=True))
     tokens = torch.arange(1, 30)
     state = decoder.new_state("log", 8)
     hidden, _ = decoder.run(decoder.embed(tokens), [Span(state, len(tokens), revocable=False)])
