@@ -39,16 +39,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """Choices that follow from a configuration, before any file is read.
-
-    rows: of a window. capacity: rows that a state can take back without a checkpoint. explained:
-    these and all others, for people.
-    """
+    """The backend, and all choices that follow from a configuration before any file is read."""
 
     backend: Backend
-    drafts: Drafts
-    rows: int
-    capacity: int
     explained: tuple[Decision, ...]
 
 
@@ -59,12 +52,9 @@ def decide(config: RunConfig) -> Decisions:
     """
     backend, reason = _backend(config)
     rows = window_rows(config.speculative)
-    drafts, capacity = who_drafts(config), capacity_for(config, rows)
-    explained = [Decision("backend", backend, reason), _kernels(config, backend)]
-    explained += [_stages(config), *_drafting(config, drafts, rows), _rollback(config, capacity)]
-    return Decisions(
-        backend=backend, drafts=drafts, rows=rows, capacity=capacity, explained=tuple(explained)
-    )
+    explained = [Decision("backend", backend, reason), _kernels(config, backend), _stages(config)]
+    explained += [*_drafting(config, rows), _rollback(config, capacity_for(config, rows))]
+    return Decisions(backend=backend, explained=tuple(explained))
 
 
 def _backend(config: RunConfig) -> tuple[Backend, str]:
@@ -118,8 +108,9 @@ def _stages(config: RunConfig) -> Decision:
     return Decision("stages", str(stages.count), where)
 
 
-def _drafting(config: RunConfig, drafts: Drafts, rows: int) -> Iterator[Decision]:
+def _drafting(config: RunConfig, rows: int) -> Iterator[Decision]:
     speculative, window = config.speculative, config.speculative.verify_window
+    drafts = who_drafts(config)
     method = speculative.method
     auto = "best by the cost model among what the files allow; measured at load"
     yield Decision("method", method, auto if method == "auto" else "by speculative.method")
